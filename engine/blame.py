@@ -1,0 +1,130 @@
+"""Whose fault is wrong KV: the last writer decides.
+
+A connector that wrote and reported what it promised is not at fault. Neither is one that reported
+the load as failed: then vLLM used what it had been told not to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvconform.engine.memory import Memory
+from kvconform.engine.oracle import Stream, Words, unpoison
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A slot that attention read and that does not hold what it must."""
+
+    position: int
+    block: int
+    slot: int
+    layer: int
+    rank: int
+    local_head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who owes an explanation, and for what.
+
+    Attributes:
+        connector: whether the connector owes it (else vLLM).
+        kind: ``never-loaded``, ``never-computed``, ``other-tenant``, ``other-tokens``,
+            ``other-rank``, ``zeros``, ``garbage`` for a load that was promised; ``overwritten`` for
+            a block that was not the connector's to write; ``failed-load-used`` and
+            ``stale-block`` for vLLM.
+        text: what was found there.
+    """
+
+    connector: bool
+    kind: str
+    text: str
+
+
+def blame(
+    found: Found, memory: Memory, reader: Stream, streams: Iterable[tuple[str, Stream]]
+) -> Blame:
+    """Decide about one wrong slot.
+
+    Args:
+        found: the slot.
+        memory: the engine's memory.
+        reader: the stream of the request that read it.
+        streams: every request of the run with its stream, to recognise foreign KV.
+    """
+    head = memory.head(found.rank, found.local_head)
+    actual = memory.words[found.rank][found.layer, found.block, found.local_head, found.slot]
+    own = np.array_equal(
+        actual, memory.engine_wrote(found.block, found.slot, found.layer, head)
+    )
+    promise = memory.promises.get(found.block)
+    if (
+        promise is not None
+        and promise.low <= found.position < promise.high
+        and not memory.computed[found.block, found.slot]
+    ):
+        if found.block in promise.failed:
+            return Blame(
+                False,
+                "failed-load-used",
+                f"block {found.block}, whose load for {promise.request} the connector had "
+                "reported as failed",
+            )
+        if own:
+            return Blame(
+                True,
+                "never-loaded",
+                f"block {found.block} as it was before the load that {promise.request} was "
+                "promised: nothing was written there",
+            )
+        kind, text = recognise(actual, found, memory, reader, streams)
+        return Blame(True, kind, text)
+    if own:
+        owner = memory.owners[found.block]
+        return Blame(False, "stale-block", f"block {found.block}, last handed to {owner}")
+    _, text = recognise(actual, found, memory, reader, streams)
+    return Blame(True, "overwritten", f"block {found.block}, overwritten with {text}")
+
+
+def recognise(
+    actual: Words,
+    found: Found,
+    memory: Memory,
+    reader: Stream,
+    streams: Iterable[tuple[str, Stream]],
+) -> tuple[str, str]:
+    """What foreign KV it is: kind and words."""
+    source = unpoison(int(actual[0]))
+    if source is not None and np.all(actual == actual[0]):
+        engine, block, _ = source
+        return (
+            "never-computed",
+            f"a copy of block {block} of engine {engine} from before its KV was computed",
+        )
+    if not actual.any():
+        return "zeros", "zeros"
+    head = memory.head(found.rank, found.local_head)
+    known = list(streams)
+    heads = {memory.head(r, h) for r in range(memory.shape.tp) for h in range(memory.heads)}
+    for other_head in sorted(heads, key=lambda h: h != head):  # its own head first
+        for layer in range(len(memory.tensors[0])):
+            for name, stream in known:
+                hits = np.flatnonzero((stream.words(layer, other_head) == actual).all(axis=1))
+                if not len(hits):
+                    continue
+                position = int(hits[0])
+                what = f"the KV of {name}, position {position}"
+                if other_head != head:
+                    return "other-rank", f"{what}, of another rank's heads"
+                if layer != found.layer:
+                    return "other-layer", f"{what}, of another layer"
+                upto = position + 1
+                if stream.salt != reader.salt and stream.tokens[:upto] == reader.tokens[:upto]:
+                    return "other-tenant", f"{what}, of another tenant (salt {stream.salt!r})"
+                return "other-tokens", what
+    return "garbage", "bytes that no request's KV has"
+

@@ -1,0 +1,284 @@
+"""Building vLLM's own objects: configs, schedulers, requests, connectors."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvconform.scenario.shape import Shape
+from kvconform.scenario.target import Target
+
+HEADS = 2
+"""KV heads of the simulated model, over all ranks."""
+
+HEAD_SIZE = 4
+"""Elements (float32) of K, and of V, per head and token."""
+
+LAYERS_PER_GROUP = 2
+
+_MODEL = {  # a tiny OPT: its weights and tokenizer are never read
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": HEADS * HEAD_SIZE,
+    "ffn_dim": 32,
+    "num_hidden_layers": LAYERS_PER_GROUP,
+    "num_attention_heads": HEADS,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "word_embed_proj_dim": HEADS * HEAD_SIZE,
+    "do_layer_norm_before": True,
+    "activation_function": "relu",
+    "torch_dtype": "float32",
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+
+_arrivals = itertools.count()
+init_none_hash(sha256)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one engine is built of."""
+
+    scheduler: Any
+    config: VllmConfig
+    kv_cache_config: KVCacheConfig
+    layers: tuple[tuple[str, ...], ...]
+    """Layer names per KV group."""
+
+
+def vllm_version() -> str:
+    """The installed vLLM's version."""
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def fitting(function: Any, **kwargs: Any) -> dict[str, Any]:
+    """The keyword arguments that ``function`` of the installed vLLM takes."""
+    parameters = inspect.signature(function).parameters
+    return {k: v for k, v in kwargs.items() if k in parameters}
+
+
+def connector_class(target: Target) -> type:
+    """Import the target's class (ImportError and AttributeError pass through)."""
+    return getattr(importlib.import_module(target.module), target.class_name)
+
+
+def supports_groups(cls: type) -> bool:
+    """Whether a connector class takes block ids of several KV groups."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    marker = getattr(base, "SupportsHMA", None)
+    return marker is not None and issubclass(cls, marker)
+
+
+@functools.cache
+def _model_dir() -> str:
+    folder = Path(tempfile.gettempdir()) / "kvconform-model"
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.json"
+    text = json.dumps(_MODEL)
+    if not path.exists() or path.read_text() != text:
+        scratch = folder / f"config-{next(_arrivals)}-{id(path)}.json"
+        scratch.write_text(text)
+        scratch.replace(path)
+    return str(folder)
+
+
+@functools.lru_cache(maxsize=256)
+def _config(
+    cls: str, role: str, engine: int, rank: int, shape: Shape, hybrid: bool
+) -> VllmConfig:
+    module, _, class_name = cls.partition(":")
+    parallel = ParallelConfig()
+    # Set afterwards: the constructor would look for as many devices as there are ranks.
+    parallel.tensor_parallel_size = shape.tp
+    parallel.world_size = shape.tp
+    parallel.rank = rank
+    folder = _model_dir()
+    config = VllmConfig(
+        model_config=ModelConfig(
+            **fitting(
+                ModelConfig,
+                model=folder,
+                tokenizer=folder,
+                skip_tokenizer_init=True,
+                dtype="float32",
+                seed=0,
+                max_model_len=shape.max_model_len,
+                enforce_eager=True,
+            )
+        ),
+        scheduler_config=SchedulerConfig(
+            **fitting(
+                SchedulerConfig,
+                max_num_seqs=shape.max_num_seqs,
+                max_num_batched_tokens=shape.max_num_batched_tokens,
+                max_model_len=shape.max_model_len,
+                is_encoder_decoder=False,
+                enable_chunked_prefill=True,
+                async_scheduling=shape.async_scheduling,
+                disable_hybrid_kv_cache_manager=not hybrid,
+                watermark=0.0,
+            )
+        ),
+        cache_config=CacheConfig(
+            **fitting(
+                CacheConfig,
+                block_size=shape.block_size,
+                enable_prefix_caching=shape.prefix_caching,
+                prefix_caching_hash_algo="sha256",
+            )
+        ),
+        kv_transfer_config=KVTransferConfig(
+            **fitting(
+                KVTransferConfig,
+                kv_connector=class_name,
+                kv_connector_module_path=module,
+                kv_role=role,
+                engine_id=f"e{engine}",
+                kv_load_failure_policy=shape.load_failure_policy,
+            )
+        ),
+        parallel_config=parallel,
+        device_config=DeviceConfig("cpu"),
+    )
+    # __post_init__ may turn async scheduling on by itself.
+    config.scheduler_config.async_scheduling = shape.async_scheduling
+    config.cache_config.num_gpu_blocks = shape.num_blocks
+    return config
+
+
+def build_config(
+    target: Target, engine: int, rank: int, shape: Shape, extra: Mapping[str, Any]
+) -> VllmConfig:
+    """The config of one rank of one engine; built once per shape, ``extra`` is set for this run."""
+    config = _config(target.cls, target.role, engine, rank, shape, bool(shape.window))
+    assert config.kv_transfer_config is not None
+    config.kv_transfer_config.kv_connector_extra_config = dict(extra)
+    return config
+
+
+def build_kv_cache_config(config: VllmConfig, shape: Shape) -> tuple[KVCacheConfig, Any]:
+    """The KV cache's layout, and the layer names per group."""
+    spec = {
+        "block_size": shape.block_size,
+        "num_kv_heads": max(1, HEADS // shape.tp),
+        "head_size": HEAD_SIZE,
+        "dtype": torch.float32,
+    }
+    layers = [tuple(f"model.layers.{i}.self_attn.attn" for i in range(LAYERS_PER_GROUP))]
+    groups = [KVCacheGroupSpec(list(layers[0]), FullAttentionSpec(**spec))]
+    if shape.window:
+        from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+        more = range(LAYERS_PER_GROUP, 2 * LAYERS_PER_GROUP)
+        layers.append(tuple(f"model.layers.{i}.self_attn.attn" for i in more))
+        groups.append(
+            KVCacheGroupSpec(list(layers[1]), SlidingWindowSpec(**spec, sliding_window=shape.window))
+        )
+    kv_cache_config = KVCacheConfig(
+        num_blocks=shape.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
+    )
+    if hasattr(kv_cache_config, "kv_cache_layout"):
+        kv_cache_config.kv_cache_layout = "LBHNC"
+    return kv_cache_config, tuple(layers)
+
+
+def build_scheduler(config: VllmConfig, shape: Shape) -> Parts:
+    """A real scheduler, with the scheduler half that it makes for itself."""
+    kv_cache_config, layers = build_kv_cache_config(config, shape)
+    config.cache_config.num_gpu_blocks = shape.num_blocks
+    block_size = hash_block_size = shape.block_size
+    resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
+    if resolve is not None:
+        block_size, hash_block_size = resolve(kv_cache_config, config)
+        kv_cache_config.hash_block_size = hash_block_size
+        kv_cache_config.cache_hit_alignment_tokens = hash_block_size
+    cls = AsyncScheduler if shape.async_scheduling else Scheduler
+    scheduler = cls(
+        **fitting(
+            Scheduler,
+            vllm_config=config,
+            kv_cache_config=kv_cache_config,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=block_size,
+            hash_block_size=hash_block_size,
+            log_stats=True,
+        )
+    )
+    return Parts(scheduler, config, kv_cache_config, layers)
+
+
+def build_worker_connector(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Any:
+    """A worker half, made as the model runner makes it."""
+    return KVConnectorFactory.create_connector(
+        **fitting(
+            KVConnectorFactory.create_connector,
+            config=config,
+            role=KVConnectorRole.WORKER,
+            kv_cache_config=kv_cache_config,
+        )
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _hasher(block_size: int) -> Any:
+    return get_request_block_hasher(block_size, sha256)
+
+
+def build_request(
+    request_id: str, prompt: tuple[int, ...], max_tokens: int, salt: str | None, block_size: int
+) -> Request:
+    """A request as the front end would make it: greedy, no stop token."""
+    return Request(
+        **fitting(
+            Request,
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0),
+            pooling_params=None,
+            eos_token_id=None,
+            arrival_time=float(next(_arrivals)),  # any increasing number: order decides, not time
+            cache_salt=salt,
+            block_hasher=_hasher(block_size),
+        )
+    )
+
+
+def finished_status(name: str) -> RequestStatus:
+    """A finish status by name, for ``finish_requests``."""
+    return RequestStatus[name]

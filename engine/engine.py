@@ -1,0 +1,468 @@
+"""One steppable vLLM: a real scheduler, one worker half per rank, and nothing patched in between.
+
+The loop is EngineCore's: schedule, execute, aggregate, deliver the aborts that came meanwhile,
+update. Everything that crosses between scheduler and workers is pickled, as in a real deployment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kvconform.engine import compat
+from kvconform.engine.blame import Found, blame
+from kvconform.engine.memory import Memory, Promise
+from kvconform.engine.oracle import Stream
+from kvconform.engine.recorder import Recorder, describe
+from kvconform.engine.worker import Worker
+from kvconform.scenario.shape import Shape
+from kvconform.scenario.target import Target
+from kvconform.scenario.trace import Event, Kind, Trace
+
+_HOLDERS = (  # scheduler state that has to be empty when nothing is going on
+    "running", "waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting",
+    "finished_recving_kv_req_ids", "failed_recving_kv_req_ids", "deferred_frees",
+    "deferred_loads", "_inflight_prefills",
+)  # fmt: skip
+
+
+class Halted(Exception):
+    """The run is over: something broke, or the referee has seen enough."""
+
+
+class Engine:
+    """A vLLM that is stepped from outside.
+
+    Args:
+        index: which engine of the cluster this is.
+        target: the connector under test.
+        shape: the run's shape.
+        extra: the target's ``kv_connector_extra_config``, placeholders filled in.
+        trace: where observations go.
+        streams: every request of the run, by id, with the stream that it must follow.
+        halt: asked between the phases of a step; true ends the run.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        target: Target,
+        shape: Shape,
+        extra: Mapping[str, Any],
+        trace: Trace,
+        streams: Mapping[str, Stream],
+        halt: Callable[[], bool],
+    ) -> None:
+        self.index = index
+        self.shape = shape
+        self.trace = trace
+        self._streams = streams
+        self._halt = halt
+        self._recorder = Recorder(trace, index, (target.module,))
+        self._statuses: dict[str, str] = {}
+        self._lookups: dict[str, tuple[int, bool]] = {}
+        self._held: dict[str, list[int]] = {}
+        self._admitted: set[str] = set()
+        self._aborts: list[str] = []
+        self._queue: deque[tuple[Any, bytes, Any]] = deque()
+        self._snapshot: Any = None
+        self.config = compat.build_config(target, index, 0, shape, extra)
+        with compat.rank_scope(self.config, None, shape.tp, None):
+            parts = compat.build_scheduler(self.config, shape)
+        self.scheduler = parts.scheduler
+        self.connector = parts.scheduler.connector
+        self._depth = int(getattr(self.config, "max_concurrent_batches", 2))
+        self.memory = Memory(index, shape, sum(len(group) for group in parts.layers))
+        self._recorder.wrap(
+            self.connector,
+            "scheduler half",
+            None,
+            before={
+                "update_state_after_alloc": self._before_alloc,
+                "build_connector_meta": self._before_meta,
+            },
+            after={
+                "build_connector_meta": self._after_meta,
+                "get_num_new_matched_tokens": self._after_lookup,
+            },
+        )
+        self.workers: list[Worker] = []
+        self._configs = []
+        for rank in range(shape.tp):
+            config = compat.build_config(target, index, rank, shape, extra)
+            self._configs.append(config)
+            with compat.rank_scope(config, rank, shape.tp, None):
+                connector = compat.build_worker_connector(config, parts.kv_cache_config)
+                worker = Worker(rank, self.memory, parts, connector, streams.__getitem__)
+                self._recorder.wrap(connector, "worker half", rank)
+                worker.register()
+            self.workers.append(worker)
+        self._aggregator = compat.world_output(self.connector, shape.tp)
+
+    # -- what the outside does to an engine ------------------------------------------------------
+
+    @property
+    def step_number(self) -> int:
+        """Steps begun so far."""
+        return self._recorder.step
+
+    def arrive(
+        self, request_id: str, prompt: tuple[int, ...], max_tokens: int, salt: str | None
+    ) -> None:
+        """A request arrives."""
+        request = compat.build_request(
+            request_id, prompt, max_tokens, salt, self.shape.block_size
+        )
+        with self._phase():
+            self.scheduler.add_request(request)
+        self._observe()
+
+    def abort(self, request_id: str) -> None:
+        """A client aborts, between two steps."""
+        with self._phase():
+            self.scheduler.finish_requests(
+                request_id, compat.finished_status("FINISHED_ABORTED")
+            )
+        self._observe()
+
+    def abort_mid_step(self, request_id: str) -> None:
+        """A client aborts while the next step is being executed."""
+        self._aborts.append(request_id)
+
+    def reset(self, running: bool, connector: bool) -> bool:
+        """The operator resets the prefix cache; returns whether vLLM says that it succeeded."""
+        with self._phase():
+            try:
+                done = bool(
+                    self.scheduler.reset_prefix_cache(
+                        reset_running_requests=running, reset_connector=connector
+                    )
+                )
+            except RuntimeError as error:
+                # The engine reports this to the operator and lives on: requests that wait for
+                # remote KV cannot be reset.
+                if "Failed to reset KV cache" not in str(error):
+                    raise
+                done = False
+        pool = self.scheduler.kv_cache_manager.block_pool
+        emptied = pool.get_num_free_blocks() == self.shape.num_blocks - 1 and not any(
+            block.block_hash for block in pool.blocks
+        )
+        if emptied:
+            self.memory.empty()
+        self.trace.emit(
+            Event(
+                Kind.RESET, self.index, self.step_number, None, None,
+                {"running": running, "connector": connector, "ok": done},
+            )
+        )  # fmt: skip
+        self._observe()
+        return done
+
+    def status(self, request_id: str) -> str | None:
+        """A request's status in the scheduler; None when it is forgotten."""
+        request = self.scheduler.requests.get(request_id)
+        return request.status.name if request is not None else None
+
+    def live(self) -> list[str]:
+        """Ids that the scheduler has not forgotten, oldest first."""
+        return list(self.scheduler.requests)
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """Whether the real engine loop would take another step."""
+        return bool(self._queue) or bool(self.scheduler.has_requests())
+
+    def step(self) -> bool:
+        """One turn of the engine loop; False when there was nothing to do.
+
+        Raises:
+            Halted: the run is over.
+        """
+        if not self.has_work():
+            return False
+        if self.shape.async_scheduling:
+            # EngineCore.step_with_batch_queue: one batch runs ahead of the one being processed.
+            if self.scheduler.has_requests():
+                self._queue.append(self._schedule_and_execute())
+                so = self._queue[-1][0]
+                if len(self._queue) < self._depth and (
+                    so.total_num_scheduled_tokens or self.scheduler.has_requests()
+                ):
+                    return True
+            self._update(*self._queue.popleft())
+        else:
+            self._update(*self._schedule_and_execute())
+        return True
+
+    def _schedule_and_execute(self) -> tuple[Any, bytes, Any]:
+        self._recorder.step += 1
+        self._admitted.clear()
+        with self._phase():
+            so = self.scheduler.schedule()
+        self._hand_over_new_blocks(so)
+        self._observe()
+        self._emit_schedule(so)
+        self._check_halt()
+        metadata, blob = self._pack(so)
+        outputs = []
+        for worker, config in zip(self.workers, self._configs, strict=True):
+            with (
+                compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector),
+                self._phase(),
+            ):
+                output = worker.execute(pickle.loads(blob), self._wrong(worker))
+                outputs.append(pickle.loads(pickle.dumps(output)))
+            self._emit_ran(worker.rank, outputs[-1].kv_connector_output)
+        with self._phase():
+            output = self._aggregator.aggregate(outputs, 0) if self._aggregator else outputs[0]
+        return so, metadata, output
+
+    def _pack(self, so: Any) -> tuple[bytes, bytes]:
+        """The step as it goes over the wire, and the metadata alone, to see whether it changes."""
+        try:
+            return pickle.dumps(so.kv_connector_metadata), pickle.dumps(so)
+        except Exception as error:
+            self._wire("unpicklable", f"{type(error).__name__}: {error}")
+            raise Halted from error
+
+    def _update(self, so: Any, metadata: bytes, output: Any) -> None:
+        aborts, self._aborts = self._aborts, []
+        for request_id in aborts:
+            self.abort(request_id)
+        report = output.kv_connector_output
+        self._emit_report(Kind.OUTPUT, None, report)
+        with self._phase():
+            delivered = self.scheduler.update_from_output(so, output)
+        for outputs in delivered.values():
+            for one in outputs.outputs:
+                self.trace.emit(
+                    Event(
+                        Kind.TOKENS, self.index, self.step_number, one.request_id, None,
+                        {
+                            "tokens": [int(t) for t in one.new_token_ids],
+                            "finish": str(one.finish_reason) if one.finish_reason is not None else None,
+                        },
+                    )
+                )  # fmt: skip
+        if so.kv_connector_metadata is not None and pickle.dumps(so.kv_connector_metadata) != metadata:
+            self._wire(
+                "aliased",
+                f"the {type(so.kv_connector_metadata).__name__} of the step before changed after "
+                "it had been handed out",
+            )
+        self._observe()
+        self._check_halt()
+
+    # -- watching ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _phase(self) -> Iterator[None]:
+        """Run vLLM's code; an exception becomes an event, and the end of the run."""
+        try:
+            yield
+        except Halted:
+            raise
+        except Exception as error:
+            if not self._recorder.came_from_hook(error):
+                self.trace.emit(
+                    Event(Kind.BROKE, self.index, self.step_number, None, None, describe(error))
+                )
+            raise Halted from error
+
+    def _check_halt(self) -> None:
+        if self._halt():
+            raise Halted
+
+    def _observe(self) -> None:
+        """Emit every change of a request's status since the last look."""
+        now = {name: request.status.name for name, request in self.scheduler.requests.items()}
+        if now == self._statuses:
+            return
+        for name, status in now.items():
+            old = self._statuses.get(name)
+            if old != status:
+                self._status(name, old, status)
+        for name, status in self._statuses.items():
+            if name not in now:
+                self._status(name, status, None)
+                self._held.pop(name, None)
+                self._lookups.pop(name, None)
+        self._statuses = now
+
+    def _status(self, request: str, old: str | None, new: str | None) -> None:
+        self.trace.emit(
+            Event(Kind.STATUS, self.index, self.step_number, request, None, {"old": old, "new": new})
+        )
+
+    def _before_alloc(self, request: Any, blocks: Any, external: int) -> None:
+        """Blocks were allocated: they change hands, and what the connector promised is owed."""
+        name = request.request_id
+        self._admitted.add(name)
+        groups = [list(ids) for ids in blocks.get_block_ids()]
+        flat = [b for ids in groups for b in ids]
+        fresh = request.num_computed_tokens == 0
+        local, is_async = 0, False
+        if fresh:
+            local, is_async = self._lookups.get(name, (0, False))
+            hits = {b for ids in groups for b in ids[: local // self.shape.block_size]}
+            self.memory.hand_over([b for b in flat if b not in hits], name)
+        else:
+            held = set(self._held.get(name, ()))
+            self.memory.hand_over([b for b in flat if b not in held], name)
+        self._held[name] = flat
+        if external > 0:
+            size = self.shape.block_size
+            span = slice(local // size, -(-(local + external) // size))
+            promised = tuple(b for ids in groups for b in ids[span] if b)
+            self.memory.promise(Promise(name, local, local + external, is_async, promised))
+        self.trace.emit(
+            Event(
+                Kind.ADMITTED, self.index, self.step_number, name, None,
+                {"local": local, "external": external, "async": is_async and external > 0,
+                 "fresh": fresh, "blocks": groups},
+            )
+        )  # fmt: skip
+
+    def _after_lookup(self, request: Any, local: int, answer: Any) -> None:
+        is_async = isinstance(answer, tuple) and len(answer) == 2 and bool(answer[1])
+        self._lookups[request.request_id] = (local, is_async)
+
+    def _hand_over_new_blocks(self, so: Any) -> None:
+        cached = so.scheduled_cached_reqs
+        for name, new_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if new_ids is None or name in self._admitted:
+                continue
+            flat = [b for ids in new_ids for b in ids]
+            self.memory.hand_over(flat, name)
+            self._held.setdefault(name, []).extend(flat)
+
+    def _before_meta(self, so: Any) -> None:
+        self._snapshot = _shape_of(so)
+
+    def _after_meta(self, so: Any, _metadata: Any) -> None:
+        if _shape_of(so) != self._snapshot:
+            self._wire("modified", "build_connector_meta changed the scheduler's output")
+
+    def _wire(self, problem: str, detail: str) -> None:
+        self.trace.emit(
+            Event(
+                Kind.WIRE, self.index, self.step_number, None, None,
+                {"problem": problem, "detail": detail},
+            )
+        )  # fmt: skip
+
+    def _emit_schedule(self, so: Any) -> None:
+        self.trace.emit(
+            Event(
+                Kind.SCHEDULED, self.index, self.step_number, None, None,
+                {
+                    "tokens": dict(so.num_scheduled_tokens),
+                    "free": self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+                    "finished": set(so.finished_req_ids),
+                    "preempted": set(getattr(so, "preempted_req_ids", None) or ()),
+                },
+            )
+        )  # fmt: skip
+
+    def _emit_ran(self, rank: int, report: Any) -> None:
+        if report is not None:
+            self.memory.failed(report.invalid_block_ids or ())
+            for name in getattr(report, "failed_recving", None) or ():
+                self.memory.failed_request(name)
+        self._emit_report(Kind.RAN, rank, report)
+
+    def _emit_report(self, kind: Kind, rank: int | None, report: Any) -> None:
+        if report is None:
+            return
+        data = {
+            "recving": set(report.finished_recving or ()),
+            "sending": set(report.finished_sending or ()),
+            "invalid": set(report.invalid_block_ids or ()),
+            "failed": set(getattr(report, "failed_recving", None) or ()),
+        }
+        if any(data.values()):
+            self.trace.emit(Event(kind, self.index, self.step_number, None, rank, data))
+
+    def _wrong(self, worker: Worker) -> Callable[[str, Found], None]:
+        def wrong(request: str, found: Found) -> None:
+            verdict = blame(found, self.memory, self._streams[request], self._streams.items())
+            promise = self.memory.promises.get(found.block)
+            self.trace.emit(
+                Event(
+                    Kind.WRONG_KV, self.index, self.step_number, request, worker.rank,
+                    {
+                        "position": found.position, "block": found.block, "slot": found.slot,
+                        "layer": found.layer, "connector": verdict.connector,
+                        "what": verdict.kind, "text": verdict.text,
+                        "loaded_for": promise.request if promise else None,
+                        "async": promise.is_async if promise else None,
+                    },
+                )
+            )  # fmt: skip
+
+        return wrong
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def leftovers(self) -> bool:
+        """Emit what is left over in an engine that should be empty; True when nothing is."""
+        scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
+        before = len(self.trace)
+        for name, request in scheduler.requests.items():
+            self._left("request", name, request.status.name)
+        for holder in _HOLDERS:
+            held = getattr(scheduler, holder, None)
+            if held:
+                names = [getattr(h, "request_id", str(h)) for h in held]
+                self._left(holder, names[0], f"{len(names)} entries")
+        pool = manager.block_pool
+        free = pool.get_num_free_blocks()
+        if free != self.shape.num_blocks - 1:
+            owners = {self.memory.owners[b.block_id] for b in pool.blocks[1:] if b.ref_cnt}
+            first = next(iter(sorted(o for o in owners if o)), None)
+            self._left("blocks", first, f"{self.shape.num_blocks - 1 - free} not given back")
+        for group, single in enumerate(manager.coordinator.single_type_managers):
+            for name in single.req_to_blocks:
+                self._left(f"block table of group {group}", name, "still there")
+        if self._aggregator is not None:
+            for direction in ("recv", "send"):
+                counts = getattr(self._aggregator, f"_{direction}_remaining_count", {})
+                for name, count in counts.items():
+                    self._left("aggregator", name, f"{direction}: {count} reports more expected")
+            for name in getattr(self._aggregator, "_failed_recving_pending", ()):
+                self._left("aggregator", name, "failed_recving without finished_recving")
+        return len(self.trace) == before
+
+    def _left(self, what: str, owner: str | None, detail: str) -> None:
+        self.trace.emit(
+            Event(
+                Kind.LEFT, self.index, self.step_number, owner, None,
+                {"what": what, "detail": detail, "status": self.status(owner) if owner else None},
+            )
+        )  # fmt: skip
+
+    def shutdown(self) -> None:
+        """Shut both halves down, as the engine does."""
+        for worker, config in zip(self.workers, self._configs, strict=True):
+            with compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector):
+                worker.connector.shutdown()
+        self.connector.shutdown()
+
+
+def _shape_of(so: Any) -> Any:
+    """What build_connector_meta must leave alone in a scheduler's output (ids to zero excepted)."""
+    cached = so.scheduled_cached_reqs
+    return (
+        dict(so.num_scheduled_tokens),
+        set(so.finished_req_ids),
+        [(n.req_id, tuple(map(tuple, n.block_ids)), n.num_computed_tokens)
+         for n in so.scheduled_new_reqs],
+        [(name, ids and tuple(map(tuple, ids)), computed) for name, ids, computed in
+         zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)],
+        set(getattr(so, "preempted_req_ids", None) or ()),
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""The KV memory of one engine: tensors of every rank, and who answers for what is in them.
+
+A block is poisoned when it is handed to a new owner, or all are when the prefix cache is emptied;
+never when it is freed, because a free block with a hash is a valid local hit. Costs are linear in
+the blocks touched, never in the size of the pool (but for the rare reset).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from kvconform.engine.compat.build import HEAD_SIZE, HEADS
+from kvconform.engine.oracle import WORDS, Words, poison, words_of
+from kvconform.scenario.shape import Shape
+
+
+@dataclass(slots=True)
+class Promise:
+    """An external load that the connector answers for.
+
+    Attributes:
+        request: who was admitted with it.
+        low: first promised position (tokens).
+        high: end of the promised positions.
+        is_async: whether the request waits for it.
+        blocks: the blocks promised, in order.
+        failed: blocks that the connector reported as failed since.
+    """
+
+    request: str
+    low: int
+    high: int
+    is_async: bool
+    blocks: tuple[int, ...]
+    failed: set[int] = field(default_factory=set)
+
+
+class Memory:
+    """Tensors ``[num_blocks, heads, block_size, 2 * HEAD_SIZE]`` per rank and layer, float32.
+
+    Attributes:
+        words: per rank, the same memory as 64-bit words, shape
+            ``[layers, num_blocks, heads, block_size, WORDS]``.
+        tensors: per rank, per layer, what ``register_kv_caches`` gets.
+        epochs: per block, how often it was handed to a new owner.
+        owners: per block, the request that it was last handed to.
+        promises: per block, the load that has to fill it.
+    """
+
+    def __init__(self, engine: int, shape: Shape, layers: int) -> None:
+        self.engine = engine
+        self.shape = shape
+        self.heads = max(1, HEADS // shape.tp)
+        dims = (layers, shape.num_blocks, self.heads, shape.block_size)
+        buffers = [np.zeros((*dims, 2 * HEAD_SIZE), dtype=np.float32) for _ in range(shape.tp)]
+        self.words: list[Words] = [b.view(np.uint64).reshape(*dims, WORDS) for b in buffers]
+        self.tensors = [[torch.from_numpy(b[i]) for i in range(layers)] for b in buffers]
+        self.epochs = [0] * shape.num_blocks
+        self.owners: list[str | None] = [None] * shape.num_blocks
+        self.promises: dict[int, Promise] = {}
+        self.computed: Words = np.zeros((shape.num_blocks, shape.block_size), dtype=np.uint64)
+        """Per slot, the digest that the engine itself last wrote there; 0 for poison."""
+
+    def head(self, rank: int, local: int) -> int:
+        """The global KV head behind a rank's local head (heads are replicated when tp exceeds them)."""
+        return (rank * self.heads + local) % HEADS
+
+    def hand_over(self, blocks: Iterable[int], owner: str | None) -> None:
+        """These blocks belong to someone else now; whatever was in them is poison to him."""
+        blocks = [b for b in blocks if b]  # block 0 is vLLM's null block
+        if not blocks:
+            return
+        for block in blocks:
+            self.epochs[block] += 1
+            self.owners[block] = owner
+            self.promises.pop(block, None)
+        pattern = poison(self.engine, blocks, [self.epochs[b] for b in blocks])
+        for words in self.words:
+            words[:, blocks] = pattern[None, :, None, None, None]
+        self.computed[blocks] = 0
+
+    def promise(self, promise: Promise) -> None:
+        """From now on the connector answers for these blocks."""
+        for block in promise.blocks:
+            self.promises[block] = promise
+
+    def failed(self, blocks: Iterable[int]) -> None:
+        """The connector reported these blocks as failed."""
+        for block in blocks:
+            promise = self.promises.get(block)
+            if promise is not None:
+                promise.failed.add(block)
+
+    def failed_request(self, request: str) -> None:
+        """The connector reported the whole load of this request as failed."""
+        for promise in self.promises.values():
+            if promise.request == request:
+                promise.failed.update(promise.blocks)
+
+    def empty(self) -> None:
+        """The prefix cache was emptied: nothing old may be read from any block."""
+        self.hand_over(range(1, self.shape.num_blocks), None)
+
+    def stale(self, blocks: Sequence[int], epochs: Sequence[int]) -> list[int]:
+        """Those of ``blocks`` that changed hands since ``epochs`` were taken."""
+        return [b for b, e in zip(blocks, epochs, strict=True) if self.epochs[b] != e]
+
+    def engine_wrote(self, block: int, slot: int, layer: int, head: int) -> Words:
+        """What the slot would hold had no connector written to it."""
+        digest = self.computed[block, slot]
+        if digest:
+            return words_of(np.array([digest], dtype=np.uint64), layer, head)[0]
+        return np.repeat(poison(self.engine, [block], [self.epochs[block]]), WORDS)

@@ -1,0 +1,116 @@
+"""What the KV of a token must be, as bytes, and which token comes next.
+
+The KV of a slot is a pure function of the token prefix, the request's identity (its salt), the
+layer, K or V, and the *global* KV head. It is compared as bytes, so nothing that merely looks
+alike passes. The next token is a function of the same prefix; so the output of any run must equal
+the output of the same request without a connector, and is known in advance.
+
+A slot's KV is four 64-bit words per head: two of K, two of V. Every 32-bit half is the pattern of
+a finite normal float, so that no copy through float registers alters it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvconform.scenario.prompt import mix64, token_of
+
+WORDS = 4
+"""64-bit words of KV per token and head (2 * HEAD_SIZE float32)."""
+
+Words = npt.NDArray[np.uint64]
+
+_CLEAR = np.uint64(0xBFFFFFFFBFFFFFFF)
+_SET = np.uint64(0x2000000020000000)
+_POISON_HIGH = 0x2BAD
+_LANES = np.arange(1, WORDS + 1, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+
+
+def _mix(values: Words) -> Words:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@functools.lru_cache(maxsize=4096)
+def _salt_seed(salt: str | None) -> int:
+    if salt is None:
+        return mix64(0)
+    seed = 1
+    for byte in salt.encode():
+        seed = mix64(seed ^ byte)
+    return seed
+
+
+def words_of(digests: Words, layer: int, head: int) -> Words:
+    """The KV words of positions with these digests: shape ``(len(digests), WORDS)``."""
+    key = np.uint64(mix64((layer << 8) | head))
+    with np.errstate(over="ignore"):
+        mixed = _mix((digests ^ key)[:, None] ^ _LANES)
+    return (mixed & _CLEAR) | _SET
+
+
+def poison(engine: int, blocks: Sequence[int], epochs: Sequence[int]) -> Words:
+    """One word per block: what an unwritten slot holds; tells engine, block and epoch."""
+    return np.array(
+        [
+            (_POISON_HIGH << 48) | (b << 32) | 0x20000000 | ((engine & 0xF) << 20) | (e & 0xFFFFF)
+            for b, e in zip(blocks, epochs, strict=True)
+        ],
+        dtype=np.uint64,
+    )
+
+
+def unpoison(word: int) -> tuple[int, int, int] | None:
+    """``(engine, block, epoch)`` when ``word`` is poison."""
+    if word >> 48 != _POISON_HIGH or (word >> 28) & 0xF != 2:
+        return None
+    return (word >> 20) & 0xF, (word >> 32) & 0xFFFF, word & 0xFFFFF
+
+
+class Stream:
+    """A token sequence of one identity, and all that follows from it.
+
+    Attributes:
+        tokens: prompt, then the output that a right engine gives.
+        salt: the identity.
+        digests: one per position; a function of identity and of all tokens up to that position.
+    """
+
+    __slots__ = ("_words", "digests", "salt", "tokens")
+
+    def __init__(self, prompt: Sequence[int], salt: str | None, num_outputs: int) -> None:
+        tokens = list(prompt)
+        digest = _salt_seed(salt)
+        digests = []
+        for position in range(len(prompt) + num_outputs):
+            if position == len(tokens):
+                tokens.append(token_of(digest))
+            digest = mix64(digest ^ tokens[position])
+            digests.append(digest)
+        self.tokens = tokens
+        self.salt = salt
+        self.digests: Words = np.array(digests, dtype=np.uint64)
+        self._words: dict[tuple[int, int], Words] = {}
+
+    def words(self, layer: int, head: int) -> Words:
+        """KV words of every position: shape ``(len(tokens), WORDS)``."""
+        found = self._words.get((layer, head))
+        if found is None:
+            found = self._words[layer, head] = words_of(self.digests, layer, head)
+        return found
+
+    def next_token(self, length: int) -> int:
+        """The token that follows the first ``length`` tokens."""
+        return token_of(int(self.digests[length - 1]))
+
+
+@functools.lru_cache(maxsize=2048)
+def stream(prompt: tuple[int, ...], salt: str | None, num_outputs: int) -> Stream:
+    """The stream of a request; cached, for prompts return again and again."""
+    return Stream(prompt, salt, num_outputs)

@@ -1,0 +1,214 @@
+"""Recording wrappers around the target's hooks.
+
+They are set on the instance, for vLLM asks ``isinstance``; a hook that calls another hook of its
+own is not recorded twice. Wrappers observe: they pass arguments, answers and exceptions through.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from kvconform.scenario.trace import Event, Kind, Trace
+
+SCHEDULER_HOOKS = (
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "on_new_request",
+    "update_connector_output",
+    "request_finished",
+    "request_finished_all_groups",
+    "take_events",
+    "reset_cache",
+    "has_pending_block_frees",
+    "has_pending_push_work",
+)
+
+WORKER_HOOKS = (
+    "register_kv_caches",
+    "handle_preemptions",
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_layer_load",
+    "save_kv_layer",
+    "wait_for_save",
+    "get_finished",
+    "get_transfer_results",
+    "get_block_ids_with_load_errors",
+    "get_kv_connector_stats",
+    "get_kv_connector_kv_cache_events",
+    "build_connector_worker_meta",
+    "clear_connector_metadata",
+)
+
+_SILENT = frozenset(  # called every step or layer, with nothing in them that a check asks for
+    {"bind_connector_metadata", "clear_connector_metadata", "wait_for_layer_load", "save_kv_layer",
+     "has_pending_block_frees", "has_pending_push_work", "take_events", "handle_preemptions",
+     "get_kv_connector_stats", "get_kv_connector_kv_cache_events", "wait_for_save"}
+)  # fmt: skip
+
+
+def _ids(blocks: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(group) for group in blocks.get_block_ids())
+
+
+def _lookup(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:
+    request, local = args[0], args[1]
+    return {"local": local, "answer": answer, "total": request.num_tokens,
+            "status": request.status.name}  # fmt: skip
+
+
+def _finished(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:
+    delayed = answer[0] if isinstance(answer, tuple) and answer else answer
+    return {"status": args[0].status.name, "blocks": args[1], "delayed": delayed}
+
+
+_KEEP: dict[str, Callable[[tuple[Any, ...], Any], dict[str, Any]]] = {
+    "get_num_new_matched_tokens": _lookup,
+    "update_state_after_alloc": lambda args, _: {"blocks": _ids(args[1]), "external": args[2]},
+    "request_finished": _finished,
+    "request_finished_all_groups": _finished,
+    "reset_cache": lambda _, answer: {"answer": answer},
+    "get_finished": lambda args, answer: {"finished": set(args[0]), "answer": answer},
+    "get_block_ids_with_load_errors": lambda _, answer: {"answer": answer},
+}
+
+_OF_REQUEST = frozenset(
+    {"get_num_new_matched_tokens", "update_state_after_alloc", "on_new_request",
+     "request_finished", "request_finished_all_groups"}
+)  # fmt: skip
+
+
+class Recorder:
+    """Wraps the halves of one engine's connector and writes down what they are asked and answer.
+
+    Attributes:
+        step: the engine's step, set by the engine.
+        raised: the exception that last escaped a hook.
+    """
+
+    def __init__(self, trace: Trace, engine: int, modules: tuple[str, ...]) -> None:
+        self.trace = trace
+        self.engine = engine
+        self.modules = modules
+        self.step = 0
+        self.raised: BaseException | None = None
+        self._depth: dict[int, int] = {}
+
+    def wrap(
+        self,
+        connector: Any,
+        half: str,
+        rank: int | None,
+        before: dict[str, Callable[..., None]] | None = None,
+        after: dict[str, Callable[..., None]] | None = None,
+    ) -> None:
+        """Record every hook of ``connector``.
+
+        Args:
+            connector: an instance of the target.
+            half: ``scheduler half`` or ``worker half``.
+            rank: the worker's rank.
+            before: per hook, what the engine itself has to do first (with the hook's arguments).
+            after: per hook, what it has to do afterwards (with arguments and answer).
+        """
+        for name in SCHEDULER_HOOKS if rank is None else WORKER_HOOKS:
+            hook = getattr(connector, name, None)
+            if hook is not None:
+                setattr(
+                    connector,
+                    name,
+                    self._wrapper(
+                        id(connector), hook, name, half, rank,
+                        (before or {}).get(name), (after or {}).get(name),
+                    ),
+                )  # fmt: skip
+
+    def _wrapper(
+        self,
+        key: int,
+        hook: Callable[..., Any],
+        name: str,
+        half: str,
+        rank: int | None,
+        before: Callable[..., None] | None,
+        after: Callable[..., None] | None,
+    ) -> Callable[..., Any]:
+        keep = _KEEP.get(name)
+        of_request = name in _OF_REQUEST
+        silent = name in _SILENT
+        depth = self._depth
+        depth.setdefault(key, 0)
+
+        @functools.wraps(hook)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if depth[key]:
+                return hook(*args, **kwargs)
+            if before is not None:
+                before(*args)
+            depth[key] += 1
+            try:
+                answer = hook(*args, **kwargs)
+            except Exception as error:
+                self.raised = error
+                self.trace.emit(
+                    Event(
+                        Kind.RAISED, self.engine, self.step,
+                        args[0].request_id if of_request and args else None, rank,
+                        {"half": half, "name": name, **describe(error, self.modules)},
+                    )
+                )  # fmt: skip
+                raise
+            finally:
+                depth[key] -= 1
+            if not silent:
+                self.trace.emit(
+                    Event(
+                        Kind.HOOK, self.engine, self.step,
+                        args[0].request_id if of_request else None, rank,
+                        {"half": half, "name": name, **(keep(args, answer) if keep else {})},
+                    )
+                )  # fmt: skip
+            if after is not None:
+                after(*args, answer)
+            return answer
+
+        return recorded
+
+    def came_from_hook(self, error: BaseException) -> bool:
+        """Whether ``error`` is the one that escaped a hook, or was raised because of it."""
+        seen: BaseException | None = error
+        while seen is not None:
+            if seen is self.raised:
+                return True
+            seen = seen.__cause__ or seen.__context__
+        return False
+
+
+def describe(error: BaseException, modules: tuple[str, ...] = ()) -> dict[str, Any]:
+    """An exception as data: type, text, and the frame that answers for it.
+
+    The innermost frame in one of ``modules`` (by prefix), else the innermost of all. Paths of the
+    machine are left out, so that the description is the same everywhere.
+    """
+    frames = list(_frames(error.__traceback__))
+    mine = [f for f in frames if f[0].startswith(modules)] if modules else []
+    module, function, line, source = (mine or frames or [("?", "?", 0, "")])[-1]
+    return {
+        "error": type(error).__name__,
+        "message": str(error)[:500],
+        "where": f"{module}:{function}",
+        "line": line,
+        "source": source,
+    }
+
+
+def _frames(tb: TracebackType | None) -> Any:
+    for frame, line in traceback.walk_tb(tb):
+        module = frame.f_globals.get("__name__", "?")
+        summary = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+        yield module, frame.f_code.co_qualname, line, summary.line or ""

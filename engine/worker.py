@@ -1,0 +1,214 @@
+"""One simulated rank: a worker half, its KV memory, and a model that reads what it writes.
+
+The rank keeps its own view of requests from ``SchedulerOutput`` alone, as a model runner does:
+append blocks, replace them on resume, truncate tokens after a failed load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvconform.engine import compat
+from kvconform.engine.blame import Found
+from kvconform.engine.memory import Memory
+from kvconform.engine.oracle import Stream, Words, stream
+
+Table = npt.NDArray[np.int64]
+
+
+class Layer:
+    """An attention layer as a connector finds it in ``forward_context.no_compile_layers``."""
+
+    def __init__(self, kv_cache: Any) -> None:
+        self.kv_cache = kv_cache
+
+
+@dataclass(slots=True)
+class View:
+    """What the rank knows of a request."""
+
+    tokens: list[int]
+    prompt_length: int
+    tables: list[Table]
+    stream: Stream
+    """The stream that the request must follow."""
+
+
+
+class Worker:
+    """A rank's worker half, with the hook order of the installed mixin around a simulated model.
+
+    Attributes:
+        connector: the target's worker half.
+        views: request id to what the rank knows of it.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        memory: Memory,
+        parts: compat.Parts,
+        connector: Any,
+        stream_of: Callable[[str], Stream],
+    ) -> None:
+        self.rank = rank
+        self.memory = memory
+        self.connector = connector
+        self.block_size = memory.shape.block_size
+        self.window = memory.shape.window
+        self.groups = parts.layers
+        self.views: dict[str, View] = {}
+        self._stream_of = stream_of
+        names = [name for group in parts.layers for name in group]
+        self.layers = {n: Layer(t) for n, t in zip(names, memory.tensors[rank], strict=True)}
+
+    def register(self) -> None:
+        """Hand the KV tensors to the connector."""
+        self.connector.register_kv_caches({n: la.kv_cache for n, la in self.layers.items()})
+
+    def execute(self, so: Any, wrong: Callable[[str, Found], None]) -> Any:
+        """One step; ``wrong`` hears of each request that attention read wrong KV for (once)."""
+        compat.handle_preemptions(self.connector, so)
+        self._update_views(so)
+        if not so.total_num_scheduled_tokens:
+            with compat.connector_step(so, self.layers, None) as output:
+                pass
+            return compat.no_forward_output(output)
+        batch = self._batch(so)
+        metadata = self._metadata(batch)
+        with compat.connector_step(so, self.layers, metadata) as output:
+            sampled = self._forward(batch, metadata, wrong)
+        return compat.runner_output([name for name, *_ in batch], sampled, output)
+
+    def _update_views(self, so: Any) -> None:
+        for request_id in so.finished_req_ids:
+            self.views.pop(request_id, None)
+        for new in so.scheduled_new_reqs:
+            self.views[new.req_id] = View(
+                list(new.prompt_token_ids),
+                len(new.prompt_token_ids),
+                [np.array(ids, dtype=np.int64) for ids in new.block_ids],
+                self._stream_of(new.req_id),
+            )
+        cached = so.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            view = self.views[request_id]
+            new_ids = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:
+                view.tables = [np.array(ids, dtype=np.int64) for ids in new_ids]
+            elif new_ids is not None:
+                view.tables = [
+                    np.concatenate((table, np.array(ids, dtype=np.int64))) if ids else table
+                    for table, ids in zip(view.tables, new_ids, strict=True)
+                ]
+            if request_id in cached.all_token_ids:
+                view.tokens = list(cached.all_token_ids[request_id])
+            # Tokens that the scheduler dropped after a failed synchronous load go here too.
+            del view.tokens[view.prompt_length + cached.num_output_tokens[i] :]
+
+    def _batch(self, so: Any) -> list[tuple[str, View, int, int]]:
+        starts = {n.req_id: n.num_computed_tokens for n in so.scheduled_new_reqs}
+        cached = so.scheduled_cached_reqs
+        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return [
+            (name, self.views[name], starts[name], starts[name] + count)
+            for name, count in so.num_scheduled_tokens.items()
+        ]
+
+    def _metadata(self, batch: list[tuple[str, View, int, int]]) -> dict[str, Any]:
+        metadata = {}
+        for group, names in enumerate(self.groups):
+            of_group = compat.attention_metadata(
+                [start for _, _, start, _ in batch],
+                [end - start for _, _, start, end in batch],
+                [view.tables[group] for _, view, _, _ in batch],
+                self.block_size,
+            )
+            metadata.update(dict.fromkeys(names, of_group))
+        return metadata
+
+    def _forward(
+        self,
+        batch: list[tuple[str, View, int, int]],
+        metadata: dict[str, Any],
+        wrong: Callable[[str, Found], None],
+    ) -> list[list[int]]:
+        """Write the KV of the scheduled tokens, read all of it back, choose the next tokens."""
+        streams = [self._followed(view, end) for _, view, _, end in batch]
+        misread: set[str] = set()
+        hooks = getattr(self.connector, "has_connector_metadata", lambda: True)()
+        layer = 0
+        for group, names in enumerate(self.groups):
+            for name in names:
+                if hooks:
+                    self.connector.wait_for_layer_load(name)
+                for (_, view, start, end), followed in zip(batch, streams, strict=True):
+                    self._write(layer, view.tables[group], start, end, followed)
+                for (request, view, start, end), followed in zip(batch, streams, strict=True):
+                    low = max(0, start - self.window + 1) if group and self.window else 0
+                    found = self._misread(layer, view.tables[group], low, end, followed)
+                    if found is not None and request not in misread:
+                        misread.add(request)
+                        wrong(request, found)
+                if hooks:
+                    self.connector.save_kv_layer(
+                        name, self.layers[name].kv_cache, metadata[name]
+                    )
+                layer += 1
+        sampled = []
+        for (request, view, _, end), followed in zip(batch, streams, strict=True):
+            if end < len(view.tokens):
+                sampled.append([])
+                continue
+            token = followed.next_token(end)
+            if request in misread:  # the token follows from the KV that was read
+                token = token ^ 1
+            view.tokens.append(token)
+            sampled.append([token])
+        return sampled
+
+    @staticmethod
+    def _followed(view: View, end: int) -> Stream:
+        """The stream of the tokens that the rank has: the request's own, unless it was misled."""
+        if view.tokens[:end] == view.stream.tokens[:end]:
+            return view.stream
+        return stream(tuple(view.tokens[:end]), view.stream.salt, 0)
+
+    def _write(self, layer: int, table: Table, start: int, end: int, followed: Stream) -> None:
+        words = self.memory.words[self.rank][layer]
+        if end - start == 1:  # decoding: no need for index arrays
+            at: Any = (table[start // self.block_size], start % self.block_size)
+            which: Any = start
+        else:
+            positions = np.arange(start, end)
+            at = (table[positions // self.block_size], positions % self.block_size)
+            which = slice(start, end)
+        for local in range(self.memory.heads):
+            head = self.memory.head(self.rank, local)
+            words[at[0], local, at[1]] = followed.words(layer, head)[which]
+        if layer == 0 and self.rank == 0:
+            self.memory.computed[at] = followed.digests[which]
+
+    def _misread(
+        self, layer: int, table: Table, low: int, end: int, followed: Stream
+    ) -> Found | None:
+        """Read ``[low, end)`` through the block table; the first slot that is wrong, if one is."""
+        size = self.block_size
+        first = low // size
+        blocks = table[first : -(-end // size)]
+        got = self.memory.words[self.rank][layer][blocks]
+        offset, span = low - first * size, end - low
+        for local in range(self.memory.heads):
+            head = self.memory.head(self.rank, local)
+            flat = got[:, local].reshape(-1, got.shape[-1])[offset : offset + span]
+            want: Words = followed.words(layer, head)[low:end]
+            if not np.array_equal(flat, want):
+                position = low + int(np.flatnonzero((flat != want).any(axis=1))[0])
+                block = int(table[position // size])
+                return Found(position, block, position % size, layer, self.rank, local)
+        return None

@@ -1,0 +1,1 @@
+"""Fault packages, and the worlds that they act on."""

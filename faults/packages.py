@@ -1,0 +1,76 @@
+"""Fault packages as data: what may go wrong, in named parcels.
+
+A package is *legal* when a correct connector must carry on as if nothing had happened, *hostile*
+when the outside world broke and the connector has to say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvconform.scenario.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A named fault.
+
+    Attributes:
+        name: as given to ``--faults``.
+        title: one line.
+        legal: see the module.
+        actions: names of the actions that cause it (beside arrivals and steps).
+        orders: orders that the world has to obey for it; without them it cannot happen.
+    """
+
+    name: str
+    title: str
+    legal: bool = True
+    actions: tuple[str, ...] = ()
+    orders: tuple[str, ...] = ()
+
+
+PACKAGES: tuple[Package, ...] = (
+    Package("full-hit", "prompts return: found locally, in the store, in both, or with output already"),
+    Package("tenants", "prompts return under another cache salt"),
+    Package(
+        "delay",
+        "transfers stay open and complete later, per request and rank, in any order",
+        actions=("hold", "release"),
+        orders=("hold", "release"),
+    ),
+    Package("abort", "clients abort, in every state and in the middle of a step", actions=("abort",)),
+    Package("preempt", "running requests are preempted and come back with output", actions=("reset",)),
+    Package("defer", "the store does not answer, so that lookups say None", actions=("busy",),
+            orders=("busy",)),
+    Package("reset", "the operator empties prefix cache and connector cache", actions=("reset",)),
+    Package("tight-pool", "few blocks and a small store: waiting, preemption, eviction"),
+    Package("fail-load", "loads fail, whole or in part", legal=False, actions=("fail",),
+            orders=("fail",)),
+)  # fmt: skip
+
+NAMES: tuple[str, ...] = tuple(p.name for p in PACKAGES)
+
+
+def select(text: str) -> frozenset[str]:
+    """Package names from ``--faults``: ``all``, or names with commas; ``none`` for none.
+
+    Raises:
+        UsageError: for an unknown name.
+    """
+    if text == "all":
+        return frozenset(NAMES)
+    if text == "none":
+        return frozenset()
+    names = [n.strip() for n in text.split(",") if n.strip()]
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(
+                f"There is no fault package {name!r}; choose from {', '.join(NAMES)}, or 'all'."
+            )
+    return frozenset(names)
+
+
+def possible(offers: frozenset[str]) -> frozenset[str]:
+    """The packages that a world with these orders can carry out."""
+    return frozenset(p.name for p in PACKAGES if offers.issuperset(p.orders))

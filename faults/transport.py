@@ -1,0 +1,262 @@
+"""A world whose transfers obey orders.
+
+Connectors that make their transport through a factory get one from here: it wraps the transport
+that they would have had, and decides *when* bytes move and whether they do. Semantics:
+
+* a transfer that is not held moves its bytes at once, when it is submitted;
+* a held one stays open until it is released; releases come in any order, per rank;
+* who *waits* for a transfer lets time pass until it is done: it is released on the spot;
+* a failed load moves none of its failed blocks, and says which they are;
+* a busy store does not answer lookups; the connector has to say ``None``.
+
+At each move the blocks' owners are compared with those at the time the transfer was opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvconform.engine.world import World
+from kvconform.scenario.actions import Direction
+from kvconform.scenario.trace import Event, Kind
+
+if TYPE_CHECKING:
+    from kvconform.engine.cluster import Cluster
+    from kvconform.engine.engine import Engine
+
+_current: TransportWorld | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Open:
+    """A transfer whose bytes have not moved."""
+
+    transfer: Any
+    transport: ObedientTransport
+    epochs: list[int]
+    name: str
+    step: int
+
+
+@dataclass(slots=True)
+class _Failure:
+    loads: int
+    blocks: str
+    rank: int | None
+
+
+class TransportWorld(World):
+    """Holds, releases, reorders and fails transfers, and leaves lookups unanswered."""
+
+    offers = frozenset({"hold", "release", "busy", "fail"})
+
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+        self._holds: list[tuple[Direction, int | None]] = []
+        self._open: list[Open] = []
+        self._busy = 0
+        self._failures: list[_Failure] = []
+        self._counts: dict[tuple[str, str, int], int] = {}
+
+    def begin(self, cluster: Cluster) -> None:
+        global _current
+        self._cluster = cluster
+        _current = self
+
+    def end(self) -> None:
+        global _current
+        if _current is self:
+            _current = None
+        self._open.clear()
+        self._cluster = None
+
+    def hold(self, direction: Direction, rank: int | None) -> bool:
+        assert self._cluster is not None
+        order = (direction, rank % self._cluster.shape.tp if rank is not None else None)
+        if order not in self._holds:
+            self._holds.append(order)
+        return True
+
+    def release(self, selector: int | None) -> str | None:
+        if selector is None:
+            had = bool(self._open or self._holds)
+            self._holds.clear()
+            while self._open:
+                self._move(self._open[0])
+            return "everything" if had else None
+        if not self._open:
+            return None
+        chosen = self._open[-1 - selector % len(self._open)]
+        self._move(chosen)
+        return chosen.name
+
+    def busy(self, lookups: int) -> bool:
+        self._busy += lookups
+        return True
+
+    def fail(self, loads: int, blocks: str, rank: int | None) -> bool:
+        assert self._cluster is not None
+        where = rank % self._cluster.shape.tp if rank is not None else None
+        self._failures.append(_Failure(loads, blocks, where))
+        return True
+
+    def calm(self) -> None:
+        self._busy = 0
+        self._failures.clear()
+        self.release(None)
+
+    def open_transfers(self) -> int:
+        return len(self._open)
+
+    # -- what the transports ask ------------------------------------------------------------------
+
+    def answers(self) -> bool:
+        """Whether the store answers this lookup."""
+        if self._busy:
+            self._busy -= 1
+            return False
+        return True
+
+    def submit(self, transport: ObedientTransport, transfer: Any) -> None:
+        """A transfer is opened."""
+        engine = self._engine(transport)
+        key = (transfer.request_id, transfer.direction, transport.rank)
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        opened = Open(
+            transfer,
+            transport,
+            [engine.memory.epochs[b] for b in transfer.block_ids],
+            f"{transfer.request_id} {transfer.direction} rank {transport.rank} #{count - 1}",
+            engine.step_number,
+        )
+        self._emit(Kind.OPENED, opened)
+        self._open.append(opened)
+        if not self._held(transfer.direction, transport.rank):
+            self._move(opened)
+
+    def hurry(self, transport: ObedientTransport, transfer_id: str) -> None:
+        """The connector waits for this transfer: it is done now."""
+        for opened in self._open:
+            if opened.transport is transport and opened.transfer.id == transfer_id:
+                self._move(opened)
+                return
+
+    def closed(self, transport: ObedientTransport, outcome: Any) -> None:
+        """The connector has been told."""
+        engine = self._engine(transport)
+        engine.trace.emit(
+            Event(
+                Kind.CLOSED, engine.index, engine.step_number, outcome.request_id, transport.rank,
+                {"transfer": outcome.transfer_id, "direction": outcome.direction},
+            )
+        )  # fmt: skip
+
+    def _held(self, direction: str, rank: int) -> bool:
+        return any(d in (direction, "any") and r in (rank, None) for d, r in self._holds)
+
+    def _move(self, opened: Open) -> None:
+        self._open.remove(opened)
+        transport, transfer = opened.transport, opened.transfer
+        stale = self._engine(transport).memory.stale(transfer.block_ids, opened.epochs)
+        failed = self._failed(transfer, transport.rank)
+        kept = [i for i, block in enumerate(transfer.block_ids) if block not in failed]
+        outcome = transport.inner.move(
+            replace(
+                transfer,
+                keys=tuple(transfer.keys[i] for i in kept),
+                block_ids=tuple(transfer.block_ids[i] for i in kept),
+            )
+        )
+        failed.update(outcome.failed_block_ids)
+        transport.done.append(replace(outcome, failed_block_ids=tuple(sorted(failed))))
+        self._emit(Kind.MOVED, opened, stale=stale, failed=sorted(failed))
+
+    def _failed(self, transfer: Any, rank: int) -> set[int]:
+        if transfer.direction != "load" or not transfer.block_ids:
+            return set()
+        for failure in self._failures:
+            if failure.rank in (rank, None):
+                failure.loads -= 1
+                if not failure.loads:
+                    self._failures.remove(failure)
+                blocks = transfer.block_ids
+                chosen = {"all": blocks, "first": blocks[:1], "last": blocks[-1:]}
+                return set(chosen[failure.blocks])
+        return set()
+
+    def _engine(self, transport: ObedientTransport) -> Engine:
+        assert self._cluster is not None
+        return self._cluster.engines[transport.engine]
+
+    def _emit(self, kind: Kind, opened: Open, **more: Any) -> None:
+        engine = self._engine(opened.transport)
+        engine.trace.emit(
+            Event(
+                kind, engine.index, engine.step_number, opened.transfer.request_id,
+                opened.transport.rank,
+                {
+                    "transfer": opened.name, "direction": opened.transfer.direction,
+                    "blocks": list(opened.transfer.block_ids), "opened": opened.step, **more,
+                },
+            )
+        )  # fmt: skip
+
+
+class ObedientTransport:
+    """A connector's transport, with the world in between.
+
+    Everything that is not about timing goes to ``inner``, the transport that the connector would
+    have had: directory questions, and the copying itself.
+    """
+
+    def __init__(self, inner: Any, world: TransportWorld, engine: int, rank: int) -> None:
+        self.inner = inner
+        self.world = world
+        self.engine = engine
+        self.rank = rank
+        self.done: list[Any] = []
+
+    def lookup(self, keys: Sequence[bytes]) -> int | None:
+        """Leading keys that can be loaded now; None when the store does not answer."""
+        return self.inner.lookup(keys) if self.world.answers() else None
+
+    def submit(self, transfer: Any) -> None:
+        """Open a transfer; its bytes move when the world says so."""
+        self.world.submit(self, transfer)
+
+    def poll(self) -> list[Any]:
+        """Outcomes since the last poll, each once."""
+        done, self.done = self.done, []
+        for outcome in done:
+            self.world.closed(self, outcome)
+        return done
+
+    def wait(self, transfer_id: str) -> Any:
+        """Let time pass until this transfer is done."""
+        self.world.hurry(self, transfer_id)
+        outcome = next(o for o in self.done if o.transfer_id == transfer_id)
+        self.done.remove(outcome)
+        self.world.closed(self, outcome)
+        return outcome
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def connect(config: Any, role: Any, rank: int, make_default: Callable[[], Any]) -> ObedientTransport:
+    """The factory that targets name in their extra config.
+
+    Raises:
+        RuntimeError: outside a run of kvconform.
+    """
+    if _current is None:
+        raise RuntimeError("kvconform's transport works only within a run of kvconform")
+    engine = int(config.kv_transfer_config.engine_id.lstrip("e").partition("_")[0])
+    return ObedientTransport(make_default(), _current, engine, rank)
+
+
+def make_world(kind: str) -> World:
+    """The world that a target needs: ``plain`` or ``transport``."""
+    return TransportWorld() if kind == "transport" else World()

@@ -1,0 +1,142 @@
+"""What the driver does: small frozen records that serialise to JSON.
+
+An action refers to requests and transfers by *selector*: ``k`` means the k-th most recent (0 is the
+latest), modulo how many there are. So every list of actions is a valid scenario, whatever the
+target does, and deleting an action never makes the rest meaningless. The interpreter is total: an
+action without a referent is a recorded no-op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from kvconform.scenario.codec import decode, encode
+from kvconform.scenario.errors import UsageError
+from kvconform.scenario.prompt import Prompt
+
+Direction = Literal["load", "save", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Base of all actions. ``do`` is the action's name in JSON."""
+
+    do: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive(Action):
+    """A request arrives at an engine.
+
+    Attributes:
+        prompt: its prompt.
+        max_tokens: output tokens after which it stops.
+        salt: the tenant's cache salt; requests of different salts must never share KV.
+        engine: which engine, modulo the number of engines.
+    """
+
+    do: ClassVar[str] = "arrive"
+    prompt: Prompt
+    max_tokens: int = 1
+    salt: str | None = None
+    engine: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Action):
+    """The k-th most recent unforgotten request is aborted by its client.
+
+    With ``mid_step`` the abort is delivered within the next step of its engine: after the workers
+    executed it, before the scheduler sees their output.
+    """
+
+    do: ClassVar[str] = "abort"
+    request: int = 0
+    mid_step: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Action):
+    """An engine takes ``count`` steps (none where it has nothing to do)."""
+
+    do: ClassVar[str] = "step"
+    count: int = 1
+    engine: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Action):
+    """From now on, transfers of this direction (and rank, modulo tp; None: every rank) stay open."""
+
+    do: ClassVar[str] = "hold"
+    direction: Direction = "any"
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Action):
+    """The k-th most recently opened transfer completes. ``None``: all do, and holding ends."""
+
+    do: ClassVar[str] = "release"
+    transfer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy(Action):
+    """The store leaves the next ``lookups`` questions unanswered: the connector has to say None."""
+
+    do: ClassVar[str] = "busy"
+    lookups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Action):
+    """The next ``loads`` load transfers fail: all their blocks, or the first or last only."""
+
+    do: ClassVar[str] = "fail"
+    loads: int = 1
+    blocks: Literal["all", "first", "last"] = "all"
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset(Action):
+    """The operator resets an engine's prefix cache, as after an update of the weights.
+
+    Attributes:
+        running: preempt running requests first (vLLM's ``reset_running_requests``).
+        connector: reset the connector's cache too.
+    """
+
+    do: ClassVar[str] = "reset"
+    running: bool = False
+    connector: bool = False
+    engine: int = 0
+
+
+ACTIONS: Mapping[str, type[Action]] = {
+    cls.do: cls for cls in (Arrive, Abort, Step, Hold, Release, Busy, Fail, Reset)
+}
+
+
+def action_to_json(action: Action) -> dict[str, Any]:
+    """``action`` as JSON data."""
+    return {"do": action.do, **encode(action)}
+
+
+def action_from_json(data: Any, where: str) -> Action:
+    """An action from JSON data.
+
+    Raises:
+        UsageError: when it is not an action.
+    """
+    if not isinstance(data, Mapping) or "do" not in data:
+        raise UsageError(f'{where}: expected an action such as {{"do": "step"}}, got {data!r}.')
+    cls = ACTIONS.get(data["do"]) if isinstance(data["do"], str) else None
+    if cls is None:
+        raise UsageError(
+            f"{where}: unknown action {data['do']!r}; known are {', '.join(sorted(ACTIONS))}."
+        )
+    return decode(cls, {k: v for k, v in data.items() if k != "do"}, where)

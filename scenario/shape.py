@@ -1,0 +1,61 @@
+"""The fixed parameters of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a run is built of, before anything happens in it.
+
+    Attributes:
+        block_size: tokens per KV block.
+        num_blocks: blocks in each engine's pool, the null block included.
+        store_blocks: capacity, in blocks, of the store that the world simulates.
+        tp: tensor-parallel ranks, each with a worker half of its own.
+        engines: engines over one store.
+        max_num_seqs: requests that may run at once in an engine.
+        max_num_batched_tokens: token budget of a step; below the prompt length, prefill is chunked.
+        max_model_len: tokens that a request may reach.
+        async_scheduling: use vLLM's AsyncScheduler and a two-deep queue of steps.
+        prefix_caching: whether vLLM's own prefix cache is on.
+        load_failure_policy: vLLM's ``kv_load_failure_policy``.
+        window: 0, or the width in tokens of a second KV group with sliding-window attention (only
+            for connectors that support several groups).
+    """
+
+    block_size: int = 16
+    num_blocks: int = 64
+    store_blocks: int = 256
+    tp: int = 1
+    engines: int = 1
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 64
+    max_model_len: int = 512
+    async_scheduling: bool = False
+    prefix_caching: bool = True
+    load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("block_size", 1),
+            ("num_blocks", 2),
+            ("store_blocks", 1),
+            ("tp", 1),
+            ("engines", 1),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("max_model_len", 2),
+        ):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must not be below max_num_seqs")
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request of ``num_tokens`` in all can ever run alone in this pool."""
+        blocks = -(-num_tokens // self.block_size)
+        return num_tokens <= self.max_model_len and blocks <= self.num_blocks - 1

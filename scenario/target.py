@@ -1,0 +1,53 @@
+"""The connector under test, and how it is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+World = Literal["plain", "transport"]
+
+
+def _no_options() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A connector class by name, with the set-up that it needs.
+
+    Attributes:
+        name: what the user called it.
+        cls: ``package.module:Class``.
+        role: vLLM's ``kv_role``.
+        extra: ``kv_connector_extra_config``. Strings may hold ``{run_dir}`` (a fresh folder for each
+            run) and ``{store_blocks}`` (from the shape); external state is so fresh each time.
+        world: what the target needs simulated. ``plain``: nothing, it talks to the real thing.
+            ``transport``: transfers and lookups go through a transport that obeys orders.
+        features: features that its owner declares beside those found by introspection.
+        shape: fields of the shape that this target fixes.
+        profile: the profile that it is held to unless another is asked for.
+        title: one line for lists.
+    """
+
+    name: str
+    cls: str
+    role: str = "kv_both"
+    extra: Mapping[str, Any] = field(default_factory=_no_options)
+    world: World = "plain"
+    features: tuple[str, ...] = ()
+    shape: Mapping[str, Any] = field(default_factory=_no_options)
+    profile: str = "store"
+    title: str = ""
+
+    @property
+    def module(self) -> str:
+        """The class's module."""
+        return self.cls.partition(":")[0]
+
+    @property
+    def class_name(self) -> str:
+        """The class's name in its module."""
+        return self.cls.partition(":")[2]

@@ -1,0 +1,104 @@
+"""Events: what was observed in a run, in order. Every check and every report is derived from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """What an event tells. Beside each: the keys of its ``data``."""
+
+    ACTION = "action"  # index, action (JSON), resolved (text), effect (bool)
+    HOOK = "hook"  # half, name, plus what the hook's recorder keeps of arguments and answer
+    RAISED = "raised"  # half, name, error, where, line: an exception escaped a hook
+    ADMITTED = "admitted"  # local, external, is_async, blocks: blocks were allocated for a request
+    STATUS = "status"  # old, new
+    SCHEDULED = "scheduled"  # tokens {request: n}, free (blocks), finished, preempted
+    RAN = "ran"  # recving, sending, invalid, failed: what one rank reported in one step
+    OUTPUT = "output"  # recving, sending, invalid, failed: after aggregation, before vLLM sees it
+    TOKENS = "tokens"  # tokens, finish: delivered to the client
+    WRONG_KV = "wrong_kv"  # position, block, slot, layer, found, blame, ...: attention read it
+    READ = "read"  # loaded, local: positions that attention read right which a connector loaded
+    OPENED = "opened"  # transfer, direction, blocks: bytes are about to move
+    MOVED = "moved"  # transfer, direction, blocks, stale, failed: bytes moved
+    CLOSED = "closed"  # transfer, direction: the connector was told
+    WIRE = "wire"  # problem, detail: metadata did not survive the way to the workers unchanged
+    BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook
+    RESET = "reset"  # running, connector, ok
+    DRAIN = "drain"  # pending: the drain begins
+    LEFT = "left"  # what, owner, detail: something is left over after the drain
+    QUIET = "quiet"  # the drain ended and nothing is left over
+    LOG = "log"  # level, logger, message
+
+
+@dataclass(slots=True)
+class Event:
+    """One observation.
+
+    Attributes:
+        kind: what it tells.
+        engine: index of the engine, -1 for the world.
+        step: that engine's step number, from 1; 0 before the first.
+        request: the request concerned, if one is.
+        rank: the worker rank concerned, if one is.
+        data: see :class:`Kind`.
+    """
+
+    kind: Kind
+    engine: int
+    step: int
+    request: str | None = None
+    rank: int | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data."""
+        out: dict[str, Any] = {"kind": str(self.kind), "engine": self.engine, "step": self.step}
+        if self.request is not None:
+            out["request"] = self.request
+        if self.rank is not None:
+            out["rank"] = self.rank
+        return out | {k: _plain(v) for k, v in self.data.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value
+
+
+Listener = Callable[[Event], None]
+
+
+class Trace:
+    """The events of one run in order; listeners hear each as it happens."""
+
+    __slots__ = ("_listeners", "events")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` with every event from now on."""
+        self._listeners.append(listener)
+
+    def emit(self, event: Event) -> None:
+        """Record ``event`` and tell the listeners."""
+        self.events.append(event)
+        for listener in self._listeners:
+            listener(event)
+
+    def of(self, *kinds: Kind) -> Iterator[Event]:
+        """The events of these kinds, in order."""
+        return (e for e in self.events if e.kind in kinds)
+
+    def __len__(self) -> int:
+        return len(self.events)
