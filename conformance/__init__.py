@@ -1,0 +1,1 @@
+"""The contract as data, the checks, and the exploration that provokes them."""

@@ -1,0 +1,93 @@
+"""KVC-5xx, and what else wrong KV can mean: the last writer has decided (engine/blame.py)."""
+
+from __future__ import annotations
+
+from kvconform.conformance.checks.base import Check
+from kvconform.scenario.trace import Event
+
+_WHERE = "attention"
+
+
+class Content(Check):
+    """KVC-501; hands over to KVC-404, 504, 601 and the VLL rules as the evidence says."""
+
+    rule = "KVC-501"
+    also = ("KVC-404", "KVC-504", "KVC-601", "VLL-201", "VLL-203")
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._unread: set[str] = set()
+
+    def on_admitted(self, event: Event) -> None:
+        if event.data["external"] > 0 and event.request:
+            self._unread.add(event.request)
+
+    def on_scheduled(self, event: Event) -> None:
+        read = self._unread & event.data["tokens"].keys()
+        self._unread -= read
+        self.reached += len(read)
+
+    def on_wrong_kv(self, event: Event) -> None:
+        data = event.data
+        got = (
+            f"on rank {event.rank}, layer {data['layer']}, position {data['position']} of "
+            f"{event.request}: {data['text']}"
+        )
+        what = data["what"]
+        if not data["connector"]:
+            failed = what == "failed-load-used"
+            self.fail(
+                event, what, rule="VLL-201" if failed else "VLL-203", where="vLLM", got=got,
+                expected="blocks of a failed load are recomputed before anyone reads them"
+                if failed else f"the KV of {event.request}",
+                why="the request goes on with wrong tokens",
+            )  # fmt: skip
+            return
+        promised_to = data["loaded_for"]
+        if what == "overwritten":
+            self.fail(
+                event, what, rule="KVC-404", where=_WHERE, got=got,
+                expected=f"the KV of {event.request}, which the engine had written there",
+                why="a load wrote outside the blocks that were allocated for it",
+            )  # fmt: skip
+        elif what == "other-tenant":
+            self.fail(
+                event, what, rule="KVC-504", where=_WHERE, got=got,
+                expected=f"KV of the salt {self.ledger.requests[event.request or ''].salt!r}",
+                why="one tenant's KV is served to another",
+            )  # fmt: skip
+        elif what == "never-loaded" and (event.engine, data["block"]) in self.ledger.unreported:
+            self.fail(
+                event, "never reported", rule="KVC-601", where=_WHERE, got=got,
+                expected=f"block {data['block']}, whose load failed, among those reported as failed",
+                why="the request computes with KV that was never loaded",
+            )  # fmt: skip
+        else:
+            self.fail(
+                event, what, where=_WHERE, got=got,
+                expected=f"the KV that the connector promised to {promised_to}",
+                why="the request computes with wrong KV: wrong tokens, without an error",
+            )  # fmt: skip
+
+
+class OnlyPromisedBlocks(Check):
+    """KVC-404: counts its provocation; the evidence comes to :class:`Content`."""
+
+    rule = "KVC-404"
+
+    def on_admitted(self, event: Event) -> None:
+        self.reached += bool(event.data["external"] > 0 and event.data["local"] > 0)
+
+
+class Partitioning(Check):
+    """KVC-504: counts its provocation; the evidence comes to :class:`Content`."""
+
+    rule = "KVC-504"
+
+    def on_hook(self, event: Event) -> None:
+        if event.data["name"] == "get_num_new_matched_tokens":
+            facts = self.ledger.requests[event.request or ""]
+            self.reached += facts.foreign >= self.ledger.shape.block_size > facts.known
+
+
+CHECKS = (Content, OnlyPromisedBlocks, Partitioning)

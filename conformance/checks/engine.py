@@ -1,0 +1,146 @@
+"""VLL-xxx: what vLLM itself owes, and its asserts turned into the rules that they guard."""
+
+from __future__ import annotations
+
+from kvconform.conformance.checks.base import Check
+from kvconform.scenario.trace import Event
+
+_ASSERTS: tuple[tuple[str, str, str, str], ...] = (
+    # function, source, rule, hook
+    ("_update_from_kv_xfer_finished", "req_id in self.requests", "KVC-301", "get_finished"),
+    ("_update_from_kv_xfer_finished", "is_finished(req.status)", "KVC-302", "get_finished"),
+    ("_free_blocks", "request.is_finished()", "KVC-305", "get_finished"),
+    ("schedule", "num_computed_tokens <= request.num_tokens", "KVC-102", "get_num_new_matched_tokens"),
+    ("schedule", "num_computed_tokens <= request.num_prompt_tokens", "KVC-102",
+     "get_num_new_matched_tokens"),
+    ("schedule", "num_new_tokens > 0", "KVC-102", "get_num_new_matched_tokens"),
+    ("schedule", "num_external_computed_tokens > 0", "KVC-103", "get_num_new_matched_tokens"),
+    ("_get_kv_connector_output", "kv_connector_metadata is not None", "KVC-201",
+     "build_connector_meta"),
+)  # fmt: skip
+"""vLLM's asserts that a connector can trip, and the rule that it broke then."""
+
+
+def rule_of_assert(function: str, source: str) -> tuple[str, str] | None:
+    """The rule behind one of vLLM's asserts, and the hook whose answer tripped it."""
+    for where, text, rule, hook in _ASSERTS:
+        if where in function and text in source:
+            return rule, hook
+    return None
+
+
+class Raises(Check):
+    """VLL-001, or the rule that one of vLLM's asserts guards."""
+
+    rule = "VLL-001"
+    also = tuple(sorted({rule for _, _, rule, _ in _ASSERTS}))
+
+    def on_scheduled(self, event: Event) -> None:
+        self.reached += 1
+
+    def on_broke(self, event: Event) -> None:
+        data = event.data
+        text = f"{data['error']} {data['message']}".strip()
+        got = f"{text} ({data['where']}, line {data['line']}: {data['source']})"
+        found = rule_of_assert(data["where"], data["source"])
+        if found is None:
+            self.fail(
+                event, data["error"], expected="vLLM carries on", got=got, where=data["where"],
+                why="the engine core dies",
+            )  # fmt: skip
+            return
+        rule, hook = found
+        self.fail(
+            event, "vLLM asserts", rule=rule, where=hook, got=got,
+            expected="an answer that vLLM's scheduler can work with",
+            why="the engine core dies with every request on it",
+        )  # fmt: skip
+
+
+class FinishedOnce(Check):
+    """VLL-102."""
+
+    rule = "VLL-102"
+
+    def on_hook(self, event: Event) -> None:
+        if not event.data["name"].startswith("request_finished"):
+            return
+        facts = self.ledger.requests[event.request or ""]
+        self.reached += 1
+        if facts.ended:
+            self.fail(
+                event, "twice", where="request_finished",
+                expected=f"request_finished once for {facts.name}", got="a second call",
+                why="the connector may register a second send",
+            )  # fmt: skip
+
+
+class FailedLoadsNotUsed(Check):
+    """VLL-201: counts its provocation; the evidence comes to the content check."""
+
+    rule = "VLL-201"
+
+    def on_ran(self, event: Event) -> None:
+        self.reached += bool(event.data["invalid"] or event.data["failed"])
+
+
+class OutputFollows(Check):
+    """VLL-202: every delivered token is the one that the KV read gives."""
+
+    rule = "VLL-202"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.expected: dict[str, list[int]] = {}
+
+    def on_tokens(self, event: Event) -> None:
+        assert event.request is not None
+        facts = self.ledger.requests[event.request]
+        self.reached += 1
+        got = facts.delivered + event.data["tokens"]
+        want = self.expected_output(event.request)[: len(got)]
+        ended = event.data["finish"] == "length" and len(got) < facts.max_tokens
+        if got != want or ended:
+            index = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b),
+                         len(got))  # fmt: skip
+            self.fail(
+                event, "other tokens", where="update_from_output",
+                expected=f"the output of the same request without a connector; token {index} is "
+                f"{want[index] if index < len(want) else 'the end'}",
+                got=f"{got[index] if index < len(got) else 'nothing'}, although every KV that was "
+                "read was right",
+                why="the client gets wrong tokens, without an error",
+            )  # fmt: skip
+
+    def expected_output(self, name: str) -> list[int]:
+        """The tokens that the request must produce, from the facts that the ledger holds."""
+        from kvconform.engine.oracle import stream  # needs numpy: not at import
+
+        if name not in self.expected:
+            facts = self.ledger.requests[name]
+            whole = stream(facts.prompt.tokens, facts.salt, facts.max_tokens).tokens
+            self.expected[name] = whole[facts.prompt.num_tokens :]
+        return self.expected[name]
+
+
+class GoesOn(Check):
+    """VLL-701: something is left although the connector owes nothing."""
+
+    rule = "VLL-701"
+
+    def on_drain(self, event: Event) -> None:
+        self.reached += 1
+
+    def on_stuck(self, event: Event) -> None:
+        """Called by the referee when something is left that no other check objected to."""
+        data = event.data
+        self.fail(
+            event, f"{data['what']} left", where="drain",
+            expected="nothing is left after the drain",
+            got=f"{data['what']}: {data['detail']}"
+            + (f" of {event.request} ({data['status']})" if event.request else ""),
+            why="the connector owes nothing, yet the engine does not come to rest",
+        )  # fmt: skip
+
+
+CHECKS = (FinishedOnce, FailedLoadsNotUsed, OutputFollows, GoesOn, Raises)

@@ -1,0 +1,84 @@
+"""KVC-4xx: whose blocks they are, and that they come back."""
+
+from __future__ import annotations
+
+from kvconform.conformance.checks.base import Check
+from kvconform.scenario.trace import Event
+
+
+class NoReuseWhileOpen(Check):
+    """KVC-401; blocks that vLLM gave away although the completion was still owed are VLL-401."""
+
+    rule = "KVC-401"
+    also = ("VLL-401",)
+
+    def on_moved(self, event: Event) -> None:
+        data = event.data
+        self.reached += data["opened"] != event.step
+        if not data["stale"]:
+            return
+        facts = self.ledger.requests.get(event.request or "")
+        owed = facts is not None and (facts.loading if data["direction"] == "load" else facts.open)
+        self.fail(
+            event,
+            f"{data['direction']} after hand-over",
+            rule="VLL-401" if owed else None,
+            side="vLLM" if owed else None,
+            expected=f"the {data['direction']} of {event.request} touches its blocks only while "
+            "they are its own",
+            got=f"block {data['stale'][0]} had been handed to another owner when the bytes moved"
+            + (" (its completion was still owed)" if owed else ""),
+            why="another request's KV is overwritten"
+            if data["direction"] == "load"
+            else "another request's KV is saved under this one's key",
+            where="vLLM" if owed else "transport",
+        )
+
+
+class BlocksComeBack(Check):
+    """KVC-402."""
+
+    rule = "KVC-402"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._disturbed = False
+
+    def on_action(self, event: Event) -> None:
+        do = event.data["action"]["do"]
+        if do in ("abort", "hold", "fail") and event.data["effect"]:
+            self._disturbed = True
+
+    def on_drain(self, event: Event) -> None:
+        self.reached += self._disturbed
+
+    def on_left(self, event: Event) -> None:
+        data = event.data
+        facts = self.ledger.requests.get(event.request or "")
+        if facts is None:
+            return
+        if data["what"] == "request" and facts.delayed and not facts.sent:
+            if facts.ended_loading:
+                return  # KVC-304
+            ranks = sorted({rank for (d, rank), n in facts.reports.items() if n and d == "sending"})
+            self.fail(
+                event,
+                "send never completed",
+                expected=f"finished_sending for {facts.name}: request_finished answered True",
+                got="none in the whole drain"
+                + (f"; only rank(s) {', '.join(map(str, ranks))} reported it" if ranks else ""),
+                why="its blocks never come back, and the engine spins",
+                where="get_finished: finished_sending",
+            )
+        elif data["what"] == "aggregator":
+            self.fail(
+                event,
+                "surplus report",
+                expected="as many reports as ranks for each completion",
+                got=f"{facts.name}: {data['detail']}",
+                why="the next request of that id completes too early",
+                where="get_finished",
+            )
+
+
+CHECKS = (NoReuseWhileOpen, BlocksComeBack)

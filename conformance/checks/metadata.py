@@ -1,0 +1,73 @@
+"""KVC-2xx: what goes over the wire to the workers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kvconform.conformance.checks.base import Check
+from kvconform.scenario.trace import Event
+
+
+class _WireCheck(Check):
+    """Hears of one problem on the wire; provoked by steps whose metadata describes a load."""
+
+    problem: ClassVar[str]
+    expected: ClassVar[str]
+    why: ClassVar[str]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._loads: set[int] = set()
+
+    def on_admitted(self, event: Event) -> None:
+        if event.data["external"] > 0:
+            self._loads.add(event.engine)
+
+    def on_scheduled(self, event: Event) -> None:
+        if event.engine in self._loads:
+            self._loads.discard(event.engine)
+            self.reached += 1
+
+    def on_wire(self, event: Event) -> None:
+        if event.data["problem"] == self.problem:
+            self.fail(
+                event,
+                self.problem,
+                expected=self.expected,
+                got=event.data["detail"],
+                why=self.why,
+                where="build_connector_meta",
+            )
+
+
+class Pickles(_WireCheck):
+    """KVC-201."""
+
+    rule = "KVC-201"
+    problem = "unpicklable"
+    expected = "metadata that can be sent to the workers"
+    why = "multi-process executors pickle it: the step cannot be dispatched"
+
+
+class DoesNotAlias(_WireCheck):
+    """KVC-202."""
+
+    rule = "KVC-202"
+    problem = "aliased"
+    expected = "metadata that stays what it was when it was handed out"
+    why = (
+        "executors that do not pickle hand over the object itself: the worker sees a later step's "
+        "state"
+    )
+
+
+class LeavesOutputAlone(_WireCheck):
+    """KVC-203."""
+
+    rule = "KVC-203"
+    problem = "modified"
+    expected = "the scheduler's output as it was"
+    why = "scheduler and workers no longer agree about the step"
+
+
+CHECKS = (Pickles, DoesNotAlias, LeavesOutputAlone)

@@ -1,0 +1,115 @@
+"""From actions to what happens: finds what an action refers to, and does it.
+
+Total: an action without a referent is a recorded no-op, so every list of actions is a scenario.
+"""
+
+from __future__ import annotations
+
+from kvconform.engine.cluster import Cluster
+from kvconform.scenario.actions import (
+    Abort,
+    Action,
+    Arrive,
+    Busy,
+    Fail,
+    Hold,
+    Release,
+    Reset,
+    Step,
+    action_to_json,
+)
+from kvconform.scenario.trace import Event, Kind
+
+
+class Interpreter:
+    """Does actions on a cluster, one after the other."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._index = 0
+
+    def do(self, action: Action) -> None:
+        """Do one action.
+
+        Raises:
+            Halted: the run is over.
+        """
+        match action:
+            case Arrive():
+                self._arrive(action)
+            case Abort():
+                self._abort(action)
+            case Step():
+                self._step(action)
+            case Reset():
+                engine = self.cluster.engines[action.engine % len(self.cluster.engines)]
+                self._record(action, f"engine {engine.index}", True, engine=engine.index)
+                engine.reset(action.running, action.connector)
+            case Hold():
+                effect = self.cluster.world.hold(action.direction, action.rank)
+                self._record(action, _rank(action.rank), effect)
+            case Release():
+                name = self.cluster.world.release(action.transfer)
+                self._record(action, name or "no transfer is open", name is not None)
+            case Busy():
+                effect = self.cluster.world.busy(action.lookups)
+                self._record(action, f"{action.lookups} lookups", effect)
+            case Fail():
+                effect = self.cluster.world.fail(action.loads, action.blocks, action.rank)
+                self._record(action, _rank(action.rank), effect)
+            case _:
+                raise TypeError(f"unknown action {action!r}")
+
+    def _arrive(self, action: Arrive) -> None:
+        cluster = self.cluster
+        engine = action.engine % len(cluster.engines)
+        fits = cluster.shape.fits(action.prompt.num_tokens + action.max_tokens)
+        name = f"r{len(cluster.arrived)}"
+        if not fits or action.max_tokens < 1:
+            self._record(action, "does not fit into the pool", False, engine=engine)
+            return
+        self._record(action, name, True, engine=engine, request=name)
+        cluster.arrive(action.prompt, action.max_tokens, action.salt, engine)
+
+    def _abort(self, action: Abort) -> None:
+        live = self.cluster.live()
+        if not live:
+            self._record(action, "no request is there", False)
+            return
+        name = live[-1 - action.request % len(live)]
+        engine = self.cluster.engine_of(name)
+        self._record(action, name, True, engine=engine.index, request=name)
+        if action.mid_step:
+            engine.abort_mid_step(name)
+        else:
+            engine.abort(name)
+
+    def _step(self, action: Step) -> None:
+        engine = self.cluster.engines[action.engine % len(self.cluster.engines)]
+        self._record(action, f"engine {engine.index}", engine.has_work(), engine=engine.index)
+        for _ in range(action.count):
+            if not engine.step():
+                break
+
+    def _record(
+        self,
+        action: Action,
+        resolved: str,
+        effect: bool,
+        *,
+        engine: int = -1,
+        request: str | None = None,
+    ) -> None:
+        step = self.cluster.engines[engine].step_number if engine >= 0 else 0
+        self.cluster.trace.emit(
+            Event(
+                Kind.ACTION, engine, step, request, None,
+                {"index": self._index, "action": action_to_json(action), "resolved": resolved,
+                 "effect": effect},
+            )
+        )  # fmt: skip
+        self._index += 1
+
+
+def _rank(rank: int | None) -> str:
+    return "every rank" if rank is None else f"rank {rank}"

@@ -1,0 +1,267 @@
+"""What the contract says about each request at this moment, derived from events alone.
+
+Checks ask the ledger; it judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvconform.scenario.actions import Arrive, action_from_json
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.shape import Shape
+from kvconform.scenario.trace import Event, Kind
+
+LOADING = "WAITING_FOR_REMOTE_KVS"
+
+
+@dataclass(slots=True)
+class Facts:
+    """A request as the contract sees it.
+
+    Attributes:
+        known: leading tokens that an earlier prompt of the same salt shares.
+        foreign: leading tokens that an earlier prompt of another salt shares.
+        status: vLLM's status; None before arrival and after it was forgotten.
+        ended: the hook request_finished was called.
+        delayed: its answer was True.
+        loading: an asynchronous load was promised and its completion is still owed.
+        ended_loading: it ended while it was loading.
+        received: completed loads (aggregated).
+        sent: whether its send completed (aggregated).
+        blocks: blocks promised by the last admission with a load.
+        load_is_async: whether that load is asynchronous.
+        deferred: the last lookup answered None.
+        loads_read: whether attention already read the last load.
+    """
+
+    name: str
+    engine: int
+    prompt: Prompt
+    salt: str | None
+    max_tokens: int
+    known: int = 0
+    foreign: int = 0
+    status: str | None = None
+    forgotten: bool = False
+    ended: bool = False
+    delayed: bool = False
+    loading: bool = False
+    ended_loading: bool = False
+    received: int = 0
+    sent: bool = False
+    blocks: tuple[int, ...] = ()
+    load_is_async: bool = False
+    deferred: bool = False
+    delivered: list[int] = field(default_factory=list)
+    reports: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Per (direction, rank): reports for the load or send that is open now."""
+
+    @property
+    def open(self) -> bool:
+        """Whether a completion is owed for it."""
+        return self.loading or (self.delayed and not self.sent)
+
+
+class Ledger:
+    """Facts of all requests, and of the run.
+
+    Attributes:
+        requests: by name.
+        faults: fault packages that took effect, with how often.
+        coverage: (action, state) pairs seen.
+        world_version: changes whenever something happened that may change a lookup's answer.
+        unreported: blocks per engine whose load failed and was not reported yet.
+        held: whether a transfer has been held open in this run.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.requests: dict[str, Facts] = {}
+        self.faults: Counter[str] = Counter()
+        self.coverage: Counter[tuple[str, str]] = Counter()
+        self.world_version = 0
+        self.unreported: dict[tuple[int, int], str] = {}
+        self.held = False
+        self.steps = 0
+        self.checked_steps = 0
+        self._connector_event = False
+        self._computed: dict[str, int] = {}
+        if shape.num_blocks <= 20:
+            self.faults["tight-pool"] += 1
+
+    def open_requests(self) -> list[Facts]:
+        """Requests for which a completion is owed."""
+        return [f for f in self.requests.values() if f.open]
+
+    def alive(self) -> list[Facts]:
+        """Requests that no scheduler has forgotten."""
+        return [f for f in self.requests.values() if f.status is not None]
+
+    def hear(self, event: Event) -> None:
+        """Take an event in, before the checks see it."""
+        handler = getattr(self, f"_{event.kind.value}", None)
+        if handler is not None:
+            handler(event)
+
+    def settle(self, event: Event) -> None:
+        """Take an event in, after the checks have judged it against what was before."""
+        handler = getattr(self, f"_after_{event.kind.value}", None)
+        if handler is not None:
+            handler(event)
+
+    # -- before the checks --------------------------------------------------------------------------
+
+    def _action(self, event: Event) -> None:
+        data = event.data
+        if not data["effect"]:
+            return
+        do = data["action"]["do"]
+        states = {f.status for f in self.requests.values() if f.status}
+        if event.request is not None and do == "abort":
+            states = {self.requests[event.request].status}
+        for state in states or {"-"}:
+            self.coverage[do, str(state)] += 1
+        if do == "arrive":
+            action = action_from_json(data["action"], "action")
+            assert isinstance(action, Arrive) and event.request is not None
+            self._arrive(event.request, event.engine, action)
+        elif do == "step":
+            return
+        else:
+            package = {"abort": "abort", "hold": "delay", "release": "delay", "busy": "defer",
+                       "fail": "fail-load"}.get(do)  # fmt: skip
+            if do == "reset":
+                package = "preempt" if data["action"].get("running") else "reset"
+            assert package is not None
+            self.faults[package] += 1
+        self.world_version += 1
+
+    def _arrive(self, name: str, engine: int, action: Arrive) -> None:
+        facts = Facts(name, engine, action.prompt, action.salt, action.max_tokens)
+        mine = action.prompt.tokens
+        for other in self.requests.values():
+            shared = _shared(mine, other.prompt.tokens)
+            if other.salt == action.salt:
+                facts.known = max(facts.known, shared)
+            else:
+                facts.foreign = max(facts.foreign, shared)
+        if facts.known >= self.shape.block_size:
+            self.faults["full-hit"] += 1
+        if facts.foreign >= self.shape.block_size:
+            self.faults["tenants"] += 1
+        self.requests[name] = facts
+
+    def _status(self, event: Event) -> None:
+        assert event.request is not None
+        facts = self.requests.get(event.request)
+        if facts is None:
+            return
+        facts.status = event.data["new"]
+        facts.forgotten = event.data["new"] is None
+        self.world_version += 1
+
+    def _hook(self, event: Event) -> None:
+        if event.request is None or event.request not in self.requests:
+            return
+        facts = self.requests[event.request]
+        name = event.data["name"]
+        if name == "get_num_new_matched_tokens":
+            answer = event.data["answer"]
+            facts.deferred = isinstance(answer, tuple) and bool(answer) and answer[0] is None
+
+    def _admitted(self, event: Event) -> None:
+        assert event.request is not None
+        facts = self.requests[event.request]
+        facts.deferred = False
+        self.world_version += 1
+        if event.data["external"] > 0:
+            size = self.shape.block_size
+            low, high = event.data["local"], event.data["local"] + event.data["external"]
+            facts.blocks = tuple(
+                b for ids in event.data["blocks"] for b in ids[low // size : -(-high // size)]
+            )
+            facts.load_is_async = event.data["async"]
+            facts.loading = event.data["async"]
+            if event.data["async"]:
+                for key in [k for k in facts.reports if k[0] == "recving"]:
+                    del facts.reports[key]
+
+    def _scheduled(self, event: Event) -> None:
+        self.steps += 1
+        if event.data["tokens"] or self._connector_event:
+            self.checked_steps += 1
+        self._connector_event = False
+        for name, count in event.data["tokens"].items():
+            before = self._computed.get(name, 0)
+            self._computed[name] = before + count
+            if before // self.shape.block_size != (before + count) // self.shape.block_size:
+                self.world_version += 1  # a block was filled: it may have been saved
+
+    def _moved(self, event: Event) -> None:
+        self.world_version += 1
+        self._connector_event = True
+        if event.data["opened"] != event.step:
+            self.held = True
+        for block in event.data["failed"]:
+            assert event.request is not None
+            self.unreported[event.engine, block] = event.request
+
+    def _closed(self, event: Event) -> None:
+        self.world_version += 1
+
+    def _reset(self, event: Event) -> None:
+        self.world_version += 1
+
+    # -- after the checks ---------------------------------------------------------------------------
+
+    def _after_hook(self, event: Event) -> None:
+        if event.data["name"] in ("request_finished", "request_finished_all_groups"):
+            assert event.request is not None
+            facts = self.requests[event.request]
+            facts.ended = True
+            facts.delayed = bool(event.data["delayed"])
+            facts.ended_loading = facts.loading
+
+    def _after_ran(self, event: Event) -> None:
+        self._connector_event = True
+        assert event.rank is not None
+        for direction in ("recving", "sending"):
+            for name in event.data[direction]:
+                if name in self.requests:
+                    self.requests[name].reports[direction, event.rank] += 1
+        for block in event.data["invalid"]:
+            self.unreported.pop((event.engine, block), None)
+
+    def _after_output(self, event: Event) -> None:
+        for name in event.data["recving"]:
+            if name in self.requests:
+                facts = self.requests[name]
+                facts.received += 1
+                facts.loading = False
+        for name in event.data["sending"]:
+            if name in self.requests:
+                self.requests[name].sent = True
+                self.requests[name].loading = False
+        self.world_version += 1
+
+    def _after_tokens(self, event: Event) -> None:
+        assert event.request is not None
+        self.requests[event.request].delivered.extend(event.data["tokens"])
+
+
+def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
+def describe(facts: Facts) -> str:
+    """A request in words, for messages."""
+    state: Any = facts.status or ("forgotten" if facts.forgotten else "not there yet")
+    return f"{facts.name} ({state})"

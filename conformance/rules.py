@@ -1,0 +1,397 @@
+"""The catalogue of rules: one entry for each clause of the contract.
+
+A rule passes only when it was *provoked*: ``provoked`` says what must have been reached, and
+``packages`` which fault packages can reach it. ``source`` cites vLLM 0.32.0 (paths below the
+package), ``incidents`` the public defects that the rule comes from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvconform.scenario.errors import UsageError
+from kvconform.scenario.violation import Side, is_rule_id
+
+HITS = frozenset({"full-hit", "tenants", "preempt", "tight-pool"})
+"""Packages after which something may be found outside: prompts return, or preempted requests do."""
+
+Level = Literal["must", "should"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One clause of the contract.
+
+    Attributes:
+        id: ``KVC-302``; stable for ever.
+        title: a line.
+        text: the clause.
+        side: who owes it, as a rule.
+        provoked: what must have been reached for a pass to mean something.
+        packages: fault packages that reach it; empty for static rules.
+        features: what the target must have (``async``, ``load-failure``) and its world must obey
+            (``orders``) for the rule to apply.
+        source: where vLLM relies on it.
+        incidents: public defects that broke it.
+        help: what to look at first.
+        level: ``must``, or ``should`` (fails only under ``--strict``).
+        since: first vLLM release for which it holds.
+    """
+
+    id: str
+    title: str
+    text: str
+    side: Side
+    provoked: str
+    packages: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    source: str = ""
+    incidents: tuple[str, ...] = ()
+    help: str = ""
+    level: Level = "must"
+    since: str = "0.11.0"
+
+    @property
+    def family(self) -> str:
+        """``KVC-3xx``."""
+        return self.id[:5] + "xx"
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is judged without a run."""
+        return self.id.startswith("KVC-0") and not self.packages
+
+
+_S: Side = "scheduler half"
+_W: Side = "worker half"
+_V: Side = "vLLM"
+_ALL = frozenset(
+    {"full-hit", "tenants", "delay", "abort", "preempt", "defer", "reset", "tight-pool", "fail-load"}
+)
+_ASYNC = frozenset({"async"})
+_ORDERS = frozenset({"orders"})
+
+RULES: tuple[Rule, ...] = (
+    # -- 0xx shape --------------------------------------------------------------------------------
+    Rule(
+        "KVC-001", "the class is a V1 connector",
+        "The class derives from KVConnectorBase_V1, implements its abstract hooks, and its "
+        "constructor takes (vllm_config, role, kv_cache_config).",
+        "composition", "always judged",
+        source="distributed/kv_transfer/kv_connector/v1/base.py KVConnectorBase_V1, factory.py "
+        "create_connector",
+        incidents=("B-205",),
+        help="Compare the class with the installed base class; vLLM calls the constructor with "
+        "three positional arguments.",
+    ),
+    Rule(
+        "KVC-002", "overrides take what vLLM passes",
+        "Each overridden hook accepts the arguments of the installed base class' hook, by position "
+        "and by name.",
+        "composition", "always judged",
+        source="v1/base.py", incidents=("B-205", "B-173"),
+        help="Give the override the base class' parameters; add **kwargs where the base has it.",
+    ),
+    Rule(
+        "KVC-010", "no exception escapes a hook",
+        "A hook never raises for a history that vLLM may produce: whatever it is given, the engine "
+        "must live on.",
+        "composition", "a fault acted while a request was alive",
+        packages=_ALL,
+        source="v1/core/sched/scheduler.py, v1/worker/kv_connector_model_runner_mixin.py: no hook "
+        "is called in a try",
+        incidents=("B-156", "B-166", "B-069"),
+        help="The exception kills the engine core with every request on it. Report a failed load "
+        "through get_block_ids_with_load_errors or get_transfer_results instead.",
+    ),
+    # -- 1xx lookup -------------------------------------------------------------------------------
+    Rule(
+        "KVC-101", "a lookup never promises less than nothing",
+        "get_num_new_matched_tokens answers at least 0.",
+        _S, "a lookup for a prompt that shares a block with an earlier one",
+        packages=frozenset({"full-hit", "tenants"}),
+        source="v1/core/sched/scheduler.py schedule: num_external_computed_tokens is added to the "
+        "local count without a check",
+        incidents=("B-041",),
+        help="The local count may be larger than what the connector found: answer max(0, …).",
+    ),
+    Rule(
+        "KVC-102", "a lookup never promises more than there is",
+        "Local plus promised tokens do not exceed the request's tokens; a synchronous load leaves "
+        "at least one token to compute.",
+        _S, "a lookup for a prompt that was seen whole before",
+        packages=frozenset({"full-hit", "tenants"}),
+        source="v1/core/sched/scheduler.py schedule: assert num_computed_tokens <= "
+        "request.num_tokens; assert num_new_tokens > 0",
+        incidents=("B-042", "B-196", "B-186"),
+        help="Cap at num_tokens for an asynchronous load, at num_tokens - 1 for a synchronous one.",
+    ),
+    Rule(
+        "KVC-103", "nothing to load is never asynchronous",
+        "When the promise is 0 the second element of the answer is False.",
+        _S, "a lookup that answers 0 for a prompt that was seen before",
+        packages=frozenset({"full-hit", "tenants"}),
+        source="v1/core/sched/scheduler.py schedule: assert num_external_computed_tokens > 0",
+        incidents=("B-144",),
+        help="Decide for asynchronous loading only after the number of tokens is known.",
+    ),
+    Rule(
+        "KVC-104", "a lookup answers (int or None, bool)",
+        "The answer is a pair of an int (not a bool, not a numpy scalar) or None, and a bool.",
+        _S, "a lookup that promises tokens, or defers",
+        packages=HITS | {"defer"},
+        source="v1/base.py get_num_new_matched_tokens",
+        incidents=("B-173",),
+        help="Convert tensors and numpy scalars with int() and bool().",
+    ),
+    Rule(
+        "KVC-105", "a lookup can be repeated",
+        "Asked again while nothing has changed (allocation failed, or the answer was None), a "
+        "lookup promises the same: it reserves and consumes nothing.",
+        _S, "a second lookup of a request that was not admitted after the first, with the world "
+        "unchanged, and a prompt that was seen before",
+        packages=frozenset({"full-hit", "tenants", "tight-pool", "defer", "delay"}),
+        source="v1/core/sched/scheduler.py schedule: allocate_slots may fail after the lookup",
+        incidents=("B-192", "B-197", "B-147", "B-204", "B-162"),
+        help="Move reservations to update_state_after_alloc.",
+    ),
+    Rule(
+        "KVC-106", "None resolves",
+        "A lookup that answered None answers a number once the store does.",
+        _S, "a lookup that answered None",
+        packages=frozenset({"defer"}), features=_ORDERS,
+        source="v1/core/sched/scheduler.py schedule: the request is skipped and asked again in "
+        "every step, without a limit",
+        incidents=("B-118",),
+        help="Give the pending query a deadline.",
+    ),
+    # -- 2xx metadata -----------------------------------------------------------------------------
+    Rule(
+        "KVC-201", "metadata is built every step and pickles",
+        "build_connector_meta returns an object in every step, and it survives pickling.",
+        _S, "a step whose metadata describes a load",
+        packages=HITS,
+        source="v1/worker/kv_connector_model_runner_mixin.py: assert kv_connector_metadata is not "
+        "None; executors pickle the scheduler's output",
+        incidents=("B-035",),
+        help="Put plain data into the metadata: ids, numbers, bytes.",
+    ),
+    Rule(
+        "KVC-202", "metadata does not alias",
+        "Metadata that was handed out does not change any more: it holds no live list, request or "
+        "block of the scheduler or of the connector.",
+        _S, "a step whose metadata describes a load was processed",
+        packages=HITS,
+        source="v1/executor/uniproc_executor.py hands over the object itself, others pickle it",
+        incidents=("B-202", "B-035"),
+        help="Copy lists when building metadata, and build a new object for each step.",
+    ),
+    Rule(
+        "KVC-203", "the scheduler's output is left alone",
+        "build_connector_meta does not change the scheduler's output.",
+        _S, "a step whose metadata describes a load",
+        packages=HITS,
+        source="v1/base.py build_connector_meta; v1/core/sched/scheduler.py schedule",
+        help="Copy what you want to change.",
+    ),
+    # -- 3xx completion ---------------------------------------------------------------------------
+    Rule(
+        "KVC-301", "only known requests are reported",
+        "finished_recving and finished_sending name only requests that the scheduler has not "
+        "forgotten.",
+        _W, "an abort while a transfer of that request was open",
+        packages=frozenset({"abort"}), features=_ASYNC,
+        source="v1/core/sched/scheduler.py _update_from_kv_xfer_finished: assert req_id in "
+        "self.requests",
+        incidents=("B-001", "B-002"),
+        help="Ask the request to be kept (return True from request_finished) for as long as you "
+        "will report it.",
+    ),
+    Rule(
+        "KVC-302", "only finished or waiting requests are received",
+        "finished_recving names only requests that wait for remote KV, or that finished while "
+        "they did.",
+        _W, "a full local hit, or a completed load",
+        packages=HITS, features=_ASYNC,
+        source="v1/core/sched/scheduler.py _update_from_kv_xfer_finished: assert "
+        "RequestStatus.is_finished(req.status)",
+        incidents=("B-164", "B-142", "B-129"),
+        help="A request that needed nothing, or loaded synchronously, is not reported.",
+    ),
+    Rule(
+        "KVC-303", "each rank reports a transfer once",
+        "Per direction, every rank reports a request once for each load or send.",
+        _W, "a completion after a transfer had been held open",
+        packages=frozenset({"delay"}), features=_ASYNC | _ORDERS,
+        source="distributed/kv_transfer/kv_connector/utils.py KVOutputAggregator: reports are "
+        "counted, not ranks",
+        incidents=("B-058", "B-060", "B-172", "B-191"),
+        help="Forget a transfer in the same call that reports it.",
+    ),
+    Rule(
+        "KVC-304", "an abort while loading is completed once",
+        "A request that ends while it waits for remote KV is completed exactly once in all: "
+        "finished_recving, or finished_sending if request_finished answered True.",
+        _W, "a request that ended while it was loading",
+        packages=frozenset({"abort"}), features=_ASYNC,
+        source="v1/core/sched/scheduler.py finish_requests (delay_free_blocks), "
+        "_update_from_kv_xfer_finished",
+        incidents=("B-002", "B-154", "B-067"),
+        help="Keep polling an aborted load; report it when the transport has let go of its blocks.",
+    ),
+    Rule(
+        "KVC-305", "sends pair with request_finished",
+        "finished_sending names exactly the requests whose request_finished answered True.",
+        _W, "a send that stayed open, or an abort meanwhile",
+        packages=frozenset({"delay", "abort"}), features=_ASYNC,
+        source="v1/core/sched/scheduler.py _free_blocks: assert request.is_finished()",
+        incidents=("B-001", "B-153", "B-183"),
+        help="Report a send only for ids whose request_finished you answered with True.",
+    ),
+    # -- 4xx memory -------------------------------------------------------------------------------
+    Rule(
+        "KVC-401", "no byte moves after the blocks changed hands",
+        "A transfer reads and writes its blocks only while they belong to its request.",
+        _W, "a transfer that moved after it had been held open",
+        packages=frozenset({"delay"}), features=_ORDERS,
+        source="v1/core/sched/scheduler.py _free_request_blocks; v1/base.py request_finished",
+        incidents=("B-003", "B-099", "B-137", "B-189"),
+        help="Report completion only when the transport has let go of the blocks, and answer True "
+        "to request_finished while a save is open.",
+    ),
+    Rule(
+        "KVC-402", "blocks come back",
+        "After everything has ended no request is kept and all blocks are free.",
+        "composition", "a drain after an abort, a held transfer or a failed load",
+        packages=frozenset({"abort", "delay", "fail-load"}), features=_ASYNC,
+        source="v1/core/sched/scheduler.py has_finished_requests",
+        incidents=("B-063", "B-067", "B-111", "B-112", "B-184"),
+        help="Each True from request_finished needs its finished_sending, on every rank.",
+    ),
+    Rule(
+        "KVC-404", "only promised blocks are written",
+        "A load writes only the blocks that were allocated for it: never blocks hit locally, never "
+        "someone else's.",
+        _W, "a load beside a local hit",
+        packages=HITS,
+        source="v1/core/sched/scheduler.py schedule: update_state_after_alloc gets all blocks",
+        incidents=("B-150", "B-098", "B-081"),
+        help="Skip the first local // block_size blocks.",
+    ),
+    # -- 5xx content ------------------------------------------------------------------------------
+    Rule(
+        "KVC-501", "what was promised is there",
+        "When attention reads a position that the connector promised, it finds the KV of exactly "
+        "this token prefix, on every rank and layer.",
+        _W, "attention read tokens that a connector loaded",
+        packages=HITS,
+        source="v1/base.py get_num_new_matched_tokens, start_load_kv, wait_for_layer_load",
+        incidents=("B-120", "B-094", "B-159", "B-163", "B-095", "B-103"),
+        help="Save only computed tokens, under a key that names what was saved; load what was "
+        "promised, before the layer is read.",
+    ),
+    Rule(
+        "KVC-504", "tenants never share KV",
+        "KV saved under one cache salt is never served under another.",
+        "composition", "a lookup for a prompt that was seen only under other salts",
+        packages=frozenset({"tenants"}),
+        source="v1/core/kv_cache_utils.py generate_block_hash_extra_keys: block hashes hold the "
+        "salt",
+        incidents=("B-096", "B-180"),
+        help="Derive keys from request.block_hashes, not from prompt_token_ids.",
+    ),
+    # -- 6xx failure ------------------------------------------------------------------------------
+    Rule(
+        "KVC-601", "failed loads are reported",
+        "Each block that could not be loaded is reported no later than the completion of its load.",
+        _W, "a load failed",
+        packages=frozenset({"fail-load"}), features=frozenset({"load-failure", "orders"}),
+        source="v1/base.py get_block_ids_with_load_errors",
+        incidents=("B-134", "B-070", "B-195", "B-026"),
+        help="Return the block ids from get_block_ids_with_load_errors in the step of the load, or "
+        "of its finished_recving.",
+        since="0.11.2",
+    ),
+    Rule(
+        "KVC-602", "only own blocks are reported as failed",
+        "Reported block ids belong to a load of that step or to one that is still open.",
+        _W, "a failed load was reported",
+        packages=frozenset({"fail-load"}), features=frozenset({"load-failure", "orders"}),
+        source="v1/core/sched/scheduler.py _update_requests_with_invalid_blocks: every request "
+        "that holds the block is rolled back",
+        incidents=("B-047",),
+        help="Drain the set when it is read; report ids once.",
+        since="0.11.2",
+    ),
+    # -- 7xx progress -----------------------------------------------------------------------------
+    Rule(
+        "KVC-701", "loads end",
+        "With faults off, every request that waits for remote KV goes on within a bound.",
+        _W, "the drain began with a request that was loading, or deferred",
+        packages=HITS | {"delay", "defer"}, features=_ASYNC,
+        source="v1/core/sched/scheduler.py _handle_blocked_waiting_request: waits without a limit",
+        incidents=("B-021", "B-128", "B-155"),
+        help="Report finished_recving for every asynchronous promise, also when it failed.",
+    ),
+    # -- what vLLM itself owes: reported, never held against the target -----------------------------
+    Rule(
+        "VLL-001", "vLLM does not raise on a conformant history",
+        "Whatever a connector may legally answer, the scheduler and the runner carry on.",
+        _V, "any step",
+    ),
+    Rule(
+        "VLL-102", "request_finished is called once",
+        "A request's finish hook is called exactly once (v1/core/sched/scheduler.py "
+        "_connector_finished).",
+        _V, "a request ended", incidents=("B-201", "B-007"), since="0.17.0",
+    ),
+    Rule(
+        "VLL-201", "blocks of a failed load are not used",
+        "KV that the connector reported as failed is recomputed before anyone reads it, and is not "
+        "left in the prefix cache. Known to fail: V-01, the request is aborted before it "
+        "recomputed; V-02, a request that shares the blocks goes on without them "
+        "(v1/core/sched/scheduler.py _handle_invalid_blocks evicts only under policy 'fail').",
+        _V, "a failed load was reported", incidents=("B-027", "B-024"),
+    ),
+    Rule(
+        "VLL-202", "output follows from the KV that was read",
+        "The tokens delivered are those that the workers sampled, in order. Known to fail: V-03, "
+        "AsyncScheduler after a failed synchronous load (v1/core/sched/scheduler.py "
+        "update_from_output skips the request, its placeholder stays).",
+        _V, "any output", incidents=("B-023",),
+    ),
+    Rule(
+        "VLL-203", "a request's blocks hold its own KV",
+        "Blocks that the engine wrote itself are given only to requests with that prefix.",
+        _V, "any step",
+    ),
+    Rule(
+        "VLL-401", "blocks of an open transfer are not given away",
+        "While a load or send that the connector has not reported is open, its blocks belong to "
+        "nobody else.",
+        _V, "any step", incidents=("B-003",),
+    ),
+    Rule(
+        "VLL-701", "the engine goes on when the connector owes nothing",
+        "With faults off and no transfer open, every request finishes.",
+        _V, "a drain", incidents=("B-016", "B-018", "B-030"),
+    ),
+)  # fmt: skip
+
+BY_ID = {rule.id: rule for rule in RULES}
+
+
+def find(rule_id: str) -> Rule:
+    """The rule with this id.
+
+    Raises:
+        UsageError: there is none.
+    """
+    rule = BY_ID.get(rule_id.upper())
+    if rule is None:
+        hint = "" if is_rule_id(rule_id.upper()) else " A rule id looks like KVC-302."
+        raise UsageError(
+            f"There is no rule {rule_id!r}.{hint} 'kvconform list rules' shows them all."
+        )
+    return rule
