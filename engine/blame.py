@@ -25,6 +25,8 @@ class Found:
     layer: int
     rank: int
     local_head: int
+    actual: tuple[int, ...]
+    """The words that were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def blame(
         streams: every request of the run with its stream, to recognise foreign KV.
     """
     head = memory.head(found.rank, found.local_head)
-    actual = memory.words[found.rank][found.layer, found.block, found.local_head, found.slot]
+    actual = np.array(found.actual, dtype=np.uint64)
     own = np.array_equal(
         actual, memory.engine_wrote(found.block, found.slot, found.layer, head)
     )

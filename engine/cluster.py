@@ -76,7 +76,9 @@ class Cluster:
         try:
             for index in range(shape.engines):
                 self.engines.append(
-                    Engine(index, target, shape, extra, trace, self._streams, halt)
+                    Engine(
+                        index, target, shape, extra, trace, self._streams, halt, self._folder
+                    )
                 )
         except Exception as error:
             self.close()
@@ -109,7 +111,7 @@ class Cluster:
         self.trace.emit(
             Event(
                 Kind.LOG, engine.index if engine else -1, engine.step_number if engine else 0,
-                None, None, {"level": level, "logger": logger, "message": message[:300]},
+                None, None, {"level": level, "logger": logger, "message": (message.replace(self._folder, "{run_dir}") if self._folder else message)[:300]},
             )
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
 from kvconform.engine.memory import Memory, Promise
 from kvconform.engine.oracle import Stream
-from kvconform.engine.recorder import Recorder, describe
+from kvconform.engine.recorder import Recorder
 from kvconform.engine.worker import Worker
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
@@ -44,6 +44,7 @@ class Engine:
         trace: where observations go.
         streams: every request of the run, by id, with the stream that it must follow.
         halt: asked between the phases of a step; true ends the run.
+        folder: the run's own folder, if the target has one.
     """
 
     def __init__(
@@ -55,13 +56,14 @@ class Engine:
         trace: Trace,
         streams: Mapping[str, Stream],
         halt: Callable[[], bool],
+        folder: str | None = None,
     ) -> None:
         self.index = index
         self.shape = shape
         self.trace = trace
         self._streams = streams
         self._halt = halt
-        self._recorder = Recorder(trace, index, (target.module,))
+        self._recorder = Recorder(trace, index, target.module, folder)
         self._statuses: dict[str, str] = {}
         self._lookups: dict[str, tuple[int, bool]] = {}
         self._held: dict[str, list[int]] = {}
@@ -69,6 +71,8 @@ class Engine:
         self._aborts: list[str] = []
         self._queue: deque[tuple[Any, bytes, Any]] = deque()
         self._snapshot: Any = None
+        self._misread: list[tuple[str, Found]] = []
+        self._unprocessed: list[set[int]] = []
         self.config = compat.build_config(target, index, 0, shape, extra)
         with compat.rank_scope(self.config, None, shape.tp, None):
             parts = compat.build_scheduler(self.config, shape)
@@ -215,9 +219,14 @@ class Engine:
                 compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector),
                 self._phase(),
             ):
-                output = worker.execute(pickle.loads(blob), self._wrong(worker))
+                output = worker.execute(pickle.loads(blob), self._note_misread)
                 outputs.append(pickle.loads(pickle.dumps(output)))
             self._emit_ran(worker.rank, outputs[-1].kv_connector_output)
+        self._unprocessed.append(
+            {b for o in outputs if o.kv_connector_output
+             for b in o.kv_connector_output.invalid_block_ids or ()}
+        )  # fmt: skip
+        self._blame_misread()
         with self._phase():
             output = self._aggregator.aggregate(outputs, 0) if self._aggregator else outputs[0]
         return so, metadata, output
@@ -238,6 +247,7 @@ class Engine:
         self._emit_report(Kind.OUTPUT, None, report)
         with self._phase():
             delivered = self.scheduler.update_from_output(so, output)
+        self._unprocessed.pop(0)
         for outputs in delivered.values():
             for one in outputs.outputs:
                 self.trace.emit(
@@ -269,9 +279,8 @@ class Engine:
             raise
         except Exception as error:
             if not self._recorder.came_from_hook(error):
-                self.trace.emit(
-                    Event(Kind.BROKE, self.index, self.step_number, None, None, describe(error))
-                )
+                data = self._recorder.describe(error)
+                self.trace.emit(Event(Kind.BROKE, self.index, self.step_number, data=data))
             raise Halted from error
 
     def _check_halt(self) -> None:
@@ -388,24 +397,33 @@ class Engine:
         if any(data.values()):
             self.trace.emit(Event(kind, self.index, self.step_number, None, rank, data))
 
-    def _wrong(self, worker: Worker) -> Callable[[str, Found], None]:
-        def wrong(request: str, found: Found) -> None:
+    def _note_misread(self, request: str, found: Found) -> None:
+        self._misread.append((request, found))
+
+    def _blame_misread(self) -> None:
+        """Decide about what attention read wrong in this step, now that all ranks have reported.
+
+        A failed synchronous load is reported after the forward that needed it, and vLLM drops what
+        that forward computed: until it has processed the report, reading the block is no fault.
+        """
+        excused = set().union(*self._unprocessed)
+        misread, self._misread = self._misread, []
+        for request, found in misread:
+            if found.block in excused:
+                continue
             verdict = blame(found, self.memory, self._streams[request], self._streams.items())
             promise = self.memory.promises.get(found.block)
             self.trace.emit(
                 Event(
-                    Kind.WRONG_KV, self.index, self.step_number, request, worker.rank,
+                    Kind.WRONG_KV, self.index, self.step_number, request, found.rank,
                     {
                         "position": found.position, "block": found.block, "slot": found.slot,
                         "layer": found.layer, "connector": verdict.connector,
                         "what": verdict.kind, "text": verdict.text,
                         "loaded_for": promise.request if promise else None,
-                        "async": promise.is_async if promise else None,
                     },
                 )
             )  # fmt: skip
-
-        return wrong
 
     # -- the end ----------------------------------------------------------------------------------
 

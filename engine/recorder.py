@@ -91,10 +91,11 @@ class Recorder:
         raised: the exception that last escaped a hook.
     """
 
-    def __init__(self, trace: Trace, engine: int, modules: tuple[str, ...]) -> None:
+    def __init__(self, trace: Trace, engine: int, module: str, folder: str | None) -> None:
         self.trace = trace
         self.engine = engine
-        self.modules = modules
+        self._module = module
+        self._folder = folder
         self.step = 0
         self.raised: BaseException | None = None
         self._depth: dict[int, int] = {}
@@ -159,7 +160,7 @@ class Recorder:
                     Event(
                         Kind.RAISED, self.engine, self.step,
                         args[0].request_id if of_request and args else None, rank,
-                        {"half": half, "name": name, **describe(error, self.modules)},
+                        {"half": half, "name": name, **self.describe(error)},
                     )
                 )  # fmt: skip
                 raise
@@ -188,23 +189,25 @@ class Recorder:
             seen = seen.__cause__ or seen.__context__
         return False
 
+    def describe(self, error: BaseException) -> dict[str, Any]:
+        """An exception as data: type, text, and the frame that answers for it.
 
-def describe(error: BaseException, modules: tuple[str, ...] = ()) -> dict[str, Any]:
-    """An exception as data: type, text, and the frame that answers for it.
-
-    The innermost frame in one of ``modules`` (by prefix), else the innermost of all. Paths of the
-    machine are left out, so that the description is the same everywhere.
-    """
-    frames = list(_frames(error.__traceback__))
-    mine = [f for f in frames if f[0].startswith(modules)] if modules else []
-    module, function, line, source = (mine or frames or [("?", "?", 0, "")])[-1]
-    return {
-        "error": type(error).__name__,
-        "message": str(error)[:500],
-        "where": f"{module}:{function}",
-        "line": line,
-        "source": source,
-    }
+        That is the innermost frame in the target's module, else the innermost of all. The run's
+        own folder is named by its placeholder, so that the description is the same in every run.
+        """
+        frames = list(_frames(error.__traceback__))
+        mine = [f for f in frames if f[0] == self._module]
+        module, function, line, source = (mine or frames or [("?", "?", 0, "")])[-1]
+        message = str(error)
+        if self._folder is not None:
+            message = message.replace(self._folder, "{run_dir}")
+        return {
+            "error": type(error).__name__,
+            "message": message[:500],
+            "where": f"{module}:{function}",
+            "line": line,
+            "source": source,
+        }
 
 
 def _frames(tb: TracebackType | None) -> Any:

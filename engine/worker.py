@@ -208,7 +208,9 @@ class Worker:
             flat = got[:, local].reshape(-1, got.shape[-1])[offset : offset + span]
             want: Words = followed.words(layer, head)[low:end]
             if not np.array_equal(flat, want):
-                position = low + int(np.flatnonzero((flat != want).any(axis=1))[0])
+                index = int(np.flatnonzero((flat != want).any(axis=1))[0])
+                position = low + index
                 block = int(table[position // size])
-                return Found(position, block, position % size, layer, self.rank, local)
+                actual = tuple(int(w) for w in flat[index])
+                return Found(position, block, position % size, layer, self.rank, local, actual)
         return None

@@ -1,0 +1,204 @@
+"""What Hypothesis draws: shapes, and for each fault package its moves.
+
+A move is a short list of actions. Draws never depend on what the target did (a target with threads
+would end in Hypothesis' ``Flaky``); an action refers by selector. Each move brings the steps that
+follow it, for an engine step that is a rule of its own would be absent in many runs. Moves prefer
+that something happens while a transfer is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from kvconform.scenario.actions import Abort, Action, Arrive, Busy, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.shape import Shape
+
+Move = tuple[Action, ...]
+Draw = Callable[[SearchStrategy[Any]], Any]
+
+RARE = 1000
+"""Families from here on are never drawn twice: prompts that share nothing."""
+
+_SALTS = (None, "a", "b")
+
+
+def shapes(packages: frozenset[str], fixed: Mapping[str, Any], tp: int) -> SearchStrategy[Shape]:
+    """Shapes for a run with these fault packages; ``fixed`` fields are not drawn."""
+
+    @st.composite
+    def draw_shape(draw: Draw) -> Shape:
+        tight = "tight-pool" in packages and draw(st.booleans())
+        fields: dict[str, Any] = {
+            "num_blocks": draw(st.integers(8, 14)) if tight else 64,
+            "store_blocks": draw(st.sampled_from((4, 8, 256))) if tight else 256,
+            "tp": draw(st.integers(1, tp)),
+            "engines": draw(st.sampled_from((1, 1, 2))),
+            "max_num_seqs": draw(st.sampled_from((8, 8, 2))),
+            "max_num_batched_tokens": draw(st.sampled_from((64, 64, 24, 128))),
+            "async_scheduling": draw(st.booleans()),
+            "prefix_caching": draw(st.sampled_from((True, True, True, False))),
+            "load_failure_policy": draw(st.sampled_from(("recompute", "fail"))),
+        }
+        return Shape(**(fields | dict(fixed)))
+
+    return draw_shape()
+
+
+def lengths() -> SearchStrategy[int]:
+    """Prompt lengths in tokens, mostly at the edges of blocks of 16."""
+    edges = st.builds(
+        lambda blocks, off: max(1, 16 * blocks + off), st.integers(1, 4), st.sampled_from((0, 1, -1, 8))
+    )
+    return st.one_of(edges, edges, st.integers(1, 70))
+
+
+def steps(most: int = 4) -> SearchStrategy[Step]:
+    """Some steps of some engine."""
+    return st.builds(Step, count=st.integers(1, most), engine=st.integers(0, 1))
+
+
+class Moves:
+    """Draws moves; one method per fault package, and the base traffic.
+
+    It counts arrivals, so that prompts of the base traffic share nothing with any other.
+    """
+
+    def __init__(self, draw: Draw, packages: frozenset[str]) -> None:
+        self.draw = draw
+        self.packages = packages
+        self._fresh = 0
+
+    def draw_move(self, package: str | None) -> Move:
+        """A move of this package; None: base traffic."""
+        if package is None:
+            return (self._stranger(), self.draw(steps()))
+        move: Move = getattr(self, "_" + package.replace("-", "_"))()
+        return move
+
+    # -- arrivals ---------------------------------------------------------------------------------
+
+    def _stranger(self) -> Arrive:
+        """A request whose prompt nobody had and nobody will have."""
+        self._fresh += 1
+        return Arrive(
+            Prompt(RARE + self._fresh, self.draw(lengths())),
+            self.draw(st.sampled_from((1, 2, 4, 20))),
+            engine=self.draw(st.integers(0, 1)),
+        )
+
+    def _returning(self, salt: str | None = None) -> Arrive:
+        """A request whose prompt others have, whole or in part."""
+        tail = self.draw(st.sampled_from((0, 0, 0, 1, 17)))
+        return Arrive(
+            Prompt(self.draw(st.integers(0, 1)), self.draw(lengths()), tail),
+            self.draw(st.sampled_from((1, 2, 4, 20))),
+            salt=salt,
+            engine=self.draw(st.integers(0, 1)),
+        )
+
+    def _arrival(self) -> Arrive:
+        """Whatever arrives in this run."""
+        kinds: list[Callable[[], Arrive]] = [self._stranger]
+        if "full-hit" in self.packages:
+            kinds += [self._returning] * 3
+        if "tenants" in self.packages:
+            kinds.append(lambda: self._returning(self.draw(st.sampled_from(_SALTS))))
+        return self.draw(st.sampled_from(kinds))()
+
+    # -- one per package --------------------------------------------------------------------------
+
+    def _full_hit(self) -> Move:
+        first = self._returning()
+        again = Arrive(
+            first.prompt,
+            self.draw(st.sampled_from((1, 2, 20))),
+            engine=self.draw(st.integers(0, 1)),
+        )
+        between: Move = ()
+        where = self.draw(st.sampled_from(("local", "outside", "both")))
+        if where != "local":
+            between = (Reset(engine=first.engine),)
+        if where == "both":  # the first block or two are found locally, the rest outside
+            short = Prompt(first.prompt.family, self.draw(st.sampled_from((17, 33))))
+            between = (*between, Arrive(short, engine=again.engine), Step(3, again.engine))
+        return (first, Step(self.draw(st.integers(1, 5)), first.engine), *between, again,
+                self.draw(steps()))  # fmt: skip
+
+    def _tenants(self) -> Move:
+        first = self._returning(self.draw(st.sampled_from(_SALTS)))
+        again = Arrive(
+            first.prompt, 1, self.draw(st.sampled_from(_SALTS)), self.draw(st.integers(0, 1))
+        )
+        return (first, Step(4, first.engine), again, self.draw(steps()))
+
+    def _delay(self) -> Move:
+        hold = Hold(
+            self.draw(st.sampled_from(("any", "load", "save"))),
+            self.draw(st.sampled_from((None, 0, 1))),
+        )
+        releases = tuple(
+            Release(self.draw(st.integers(0, 3)))
+            for _ in range(self.draw(st.integers(0, 3)))
+        )
+        end: Move = (Release(),) if self.draw(st.booleans()) else ()
+        start: Move = (hold, self._arrival(), self.draw(steps()))
+        if "full-hit" in self.packages and self.draw(st.booleans()):
+            start = self._open_load()
+        return (*start, *self._meanwhile(), *releases, self.draw(steps(2)), *end,
+                self.draw(steps(2)))  # fmt: skip
+
+    def _open_load(self) -> Move:
+        """A request that waits for its load."""
+        first = self._returning()
+        hold = Hold("load", self.draw(st.sampled_from((None, 0, 1))))
+        return (first, Step(5, first.engine), Reset(engine=first.engine), hold, first,
+                Step(self.draw(st.integers(1, 2)), first.engine))  # fmt: skip
+
+    def _meanwhile(self) -> Move:
+        """What happens while a transfer is open."""
+        options: list[Callable[[], Move]] = [lambda: (self._arrival(), self.draw(steps(2)))]
+        for package in ("abort", "preempt", "reset", "fail-load"):
+            if package in self.packages:
+                options.append(getattr(self, "_" + package.replace("-", "_")))
+        return self.draw(st.sampled_from(options))()
+
+    def _abort(self) -> Move:
+        abort = Abort(self.draw(st.integers(0, 3)), self.draw(st.booleans()))
+        before: Move = ()
+        if self.draw(st.booleans()):
+            before = (self._arrival(), *((self.draw(steps(2)),) if self.draw(st.booleans()) else ()))
+        return (*before, abort, self.draw(steps(2)))
+
+    def _preempt(self) -> Move:
+        return (
+            self._arrival(),
+            self.draw(steps(3)),
+            Reset(running=True, engine=self.draw(st.integers(0, 1))),
+            self.draw(steps(2)),
+        )
+
+    def _defer(self) -> Move:
+        return (Busy(self.draw(st.integers(1, 3))), self._arrival(), self.draw(steps()))
+
+    def _reset(self) -> Move:
+        reset = Reset(
+            connector=self.draw(st.booleans()), engine=self.draw(st.integers(0, 1))
+        )
+        return (reset, self._arrival(), self.draw(steps()))
+
+    def _tight_pool(self) -> Move:
+        arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(2, 3))))
+        return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
+
+    def _fail_load(self) -> Move:
+        fail = Fail(
+            self.draw(st.integers(1, 2)),
+            self.draw(st.sampled_from(("all", "first", "last"))),
+            self.draw(st.sampled_from((None, 0, 1))),
+        )
+        return (fail, self._arrival(), self.draw(steps(3)))

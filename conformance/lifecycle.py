@@ -1,0 +1,63 @@
+"""L1: the life cycle of a request in fixed scenarios, the ones that every connector meets first."""
+
+from __future__ import annotations
+
+from kvconform.scenario.actions import Abort, Arrive, Busy, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.shape import Shape
+
+_SMALL = Shape()
+_PROMPT = Prompt(0, 50)
+
+
+def _again(**fields: object) -> Arrive:
+    return Arrive(_PROMPT, **fields)  # type: ignore[arg-type]
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "one request": Scenario(_SMALL, (_again(max_tokens=3),)),
+    "short prompt": Scenario(_SMALL, (Arrive(Prompt(0, 5), 20),)),
+    "found locally": Scenario(_SMALL, (_again(), Step(4), _again(max_tokens=2))),
+    "found outside": Scenario(_SMALL, (_again(), Step(4), Reset(), _again(max_tokens=2))),
+    "found in both": Scenario(
+        _SMALL, (_again(), Step(4), Reset(), Arrive(Prompt(0, 20)), Step(4), _again(max_tokens=2))
+    ),
+    "whole prompt outside": Scenario(
+        _SMALL, (Arrive(Prompt(0, 48), 20), Step(24), Reset(), Arrive(Prompt(0, 48), 2))
+    ),
+    "two ranks, one late": Scenario(
+        Shape(tp=2), (_again(), Step(4), Reset(), Hold("load", 1), _again(), Step(3), Release())
+    ),
+    "abort while waiting": Scenario(_SMALL, (_again(), Abort(), Step(2), _again())),
+    "abort while loading": Scenario(
+        _SMALL,
+        (_again(), Step(4), Reset(), Hold("load"), _again(), Step(2), Abort(), Step(2), Release()),
+    ),
+    "abort in the middle of a step": Scenario(
+        _SMALL, (_again(max_tokens=4), Step(2), Abort(mid_step=True), Step(3), _again())
+    ),
+    "abort while saving": Scenario(
+        _SMALL, (Hold("save"), _again(), Step(3), Abort(), Step(2), Release(), Step(3))
+    ),
+    "chunked prefill": Scenario(
+        Shape(max_num_batched_tokens=24), (Arrive(Prompt(0, 70), 2), Step(6), Reset(),
+                                           Arrive(Prompt(0, 70), 2))
+    ),
+    "preempted and resumed": Scenario(
+        _SMALL, (_again(max_tokens=20), Step(5), Reset(running=True), Step(3))
+    ),
+    "deferred": Scenario(_SMALL, (_again(), Step(4), Reset(), Busy(2), _again(), Step(4))),
+    "failed load": Scenario(_SMALL, (_again(), Step(4), Reset(), Fail(), _again(), Step(4))),
+    "two engines, one store": Scenario(
+        Shape(engines=2), (_again(), Step(4), _again(engine=1, max_tokens=2), Step(4, 1))
+    ),
+    "tenants": Scenario(_SMALL, (_again(salt="a"), Step(4), _again(salt="b"))),
+    "store forgets": Scenario(
+        Shape(store_blocks=4),
+        (_again(), Step(4), Arrive(Prompt(1, 50)), Step(4), Reset(), _again(), Step(4)),
+    ),
+    "async scheduling": Scenario(
+        Shape(async_scheduling=True), (_again(max_tokens=3), Step(6), Reset(), _again(max_tokens=3))
+    ),
+}  # fmt: skip

@@ -1,0 +1,156 @@
+"""The stateful Hypothesis machine: each rule draws a move of one fault package and does it.
+
+Hypothesis disables a random subset of rules in each run, which is the swarm; beside that each run
+draws which packages its arrivals and meantimes may use. A run ends at the first violation; what
+happens then is the caller's choice: exploration collects and goes on, a test raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    get_state_machine_test,
+    initialize,
+    rule,
+)
+
+from kvconform.conformance.draw import Moves, shapes
+from kvconform.conformance.run import Outcome, Run
+from kvconform.scenario.target import Target
+from kvconform.scenario.violation import Fingerprint, Violation
+
+MOVES_PER_RUN = 6
+
+
+class ViolationError(AssertionError):
+    """A rule was broken; each fingerprint has a class of its own, so that shrinking stays with it."""
+
+    def __init__(self, violation: Violation) -> None:
+        self.violation = violation
+        super().__init__(
+            f"[{violation.fingerprint.rule}] expected {violation.expected}; got {violation.got}"
+        )
+
+
+_classes: dict[str, type[ViolationError]] = {}
+
+
+def error_for(violation: Violation) -> ViolationError:
+    """The exception for a violation, of its fingerprint's own class."""
+    fingerprint: Fingerprint = violation.fingerprint
+    name = f"{fingerprint.rule.replace('-', '')}_{fingerprint.id}"
+    cls = _classes.setdefault(name, type(name, (ViolationError,), {}))
+    return cls(violation)
+
+
+def explorer_settings(examples: int, moves: int = MOVES_PER_RUN) -> settings:
+    """Hypothesis' settings for exploration: nothing is left to profiles or to ``CI``.
+
+    No database and no shrinking: scenarios are stored and shrunk by ourselves.
+    """
+    return settings(
+        max_examples=examples,
+        stateful_step_count=moves,
+        database=None,
+        derandomize=False,
+        print_blob=False,
+        phases=(Phase.generate,),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+    )
+
+
+def suite_settings(examples: int, folder: str | None = None) -> settings:
+    """Hypothesis' settings for a test that raises: shrinks, and remembers in ``folder``."""
+    database: ExampleDatabase | None = DirectoryBasedExampleDatabase(folder) if folder else None
+    return settings(
+        max_examples=examples,
+        stateful_step_count=MOVES_PER_RUN,
+        database=database,
+        derandomize=False,
+        print_blob=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+
+
+def make_machine(
+    target: Target,
+    packages: frozenset[str],
+    fixed: Mapping[str, Any],
+    ended: Callable[[Outcome], None],
+    *,
+    max_tp: int = 2,
+    stop: Callable[[], bool] = lambda: False,
+) -> type[RuleBasedStateMachine]:
+    """A machine that explores one target.
+
+    Args:
+        target: the connector under test.
+        packages: fault packages that runs may use.
+        fixed: fields of the shape that are not drawn.
+        ended: hears of each run's outcome.
+        max_tp: most tensor-parallel ranks to draw.
+        stop: true makes every further run an empty one (the budget is used up).
+    """
+
+    class Machine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.run: Run | None = None
+
+        @initialize(data=st.data(), shape=shapes(packages, fixed, max_tp))
+        def begin(self, data: Any, shape: Any) -> None:
+            if stop():
+                return
+            chosen = frozenset(p for p in sorted(packages) if data.draw(st.integers(0, 3)))
+            self.moves = Moves(data.draw, chosen)
+            self.run = Run(target, shape)
+
+        @rule(data=st.data())
+        def traffic(self, data: Any) -> None:
+            self.do(data, None)
+
+        def do(self, data: Any, package: str | None) -> None:
+            if self.run is None or self.run.halted:
+                return
+            self.moves.draw = data.draw
+            for action in self.moves.draw_move(package):
+                if not self.run.do(action):
+                    break
+
+        def teardown(self) -> None:
+            if self.run is None:
+                return
+            with self.run as run:
+                run.drain()
+                outcome = run.outcome()
+            ended(outcome)
+
+    for package in sorted(packages):
+        setattr(Machine, package.replace("-", "_"), _rule_for(package))
+    Machine.__name__ = Machine.__qualname__ = f"Machine_{target.class_name}"
+    return Machine
+
+
+def _rule_for(package: str) -> Any:
+    def move(self: Any, data: Any) -> None:
+        self.do(data, package)
+
+    move.__name__ = package.replace("-", "_")
+    return rule(data=st.data())(move)
+
+
+def explore(machine: type[RuleBasedStateMachine], examples: int, number: int) -> None:
+    """Run a machine's examples; equal numbers give equal examples."""
+    test = get_state_machine_test(machine, settings=explorer_settings(examples))
+    seed(number)(test)()

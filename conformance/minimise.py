@@ -1,0 +1,192 @@
+"""Shrinks a failing scenario: fewer actions, smaller numbers, a simpler shape.
+
+Keyed on the fingerprint, so that shrinking never drifts to another fault; bounded by a number of
+runs. Deterministic: equal input gives equal output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from kvconform.scenario.actions import Abort, Action, Arrive, Busy, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.shape import Shape
+
+Fails = Callable[[Scenario], bool]
+
+MAX_RUNS = 600
+"""Runs that one fingerprint may cost."""
+
+
+class _Spent(Exception):
+    """The budget is used up."""
+
+
+class Minimiser:
+    """Shrinks one scenario.
+
+    Args:
+        fails: whether a candidate still shows the same fault.
+        max_runs: how many candidates may be tried.
+        fixed: fields of the shape that the target fixes.
+    """
+
+    def __init__(
+        self, fails: Fails, max_runs: int = MAX_RUNS, fixed: frozenset[str] = frozenset()
+    ) -> None:
+        self._fails = fails
+        self._left = max_runs
+        self._fixed = fixed
+        self._tried: set[Scenario] = set()
+
+    def shrink(self, scenario: Scenario) -> Scenario:
+        """The smallest failing scenario found within the budget."""
+        best = scenario
+        try:
+            while True:
+                before = best
+                for step in (self._delete, self._shape, self._merge, self._numbers):
+                    for smaller in step(best):
+                        best = smaller
+                if best == before:
+                    return best
+        except _Spent as spent:
+            return spent.args[0] or best
+
+    def _try(self, best: Scenario, candidate: Scenario) -> bool:
+        if candidate in self._tried:
+            return False
+        if not self._left:
+            raise _Spent(best)
+        self._tried.add(candidate)
+        self._left -= 1
+        return self._fails(candidate)
+
+    def _delete(self, best: Scenario) -> Iterator[Scenario]:
+        """Delete chunks of actions, large ones first, from the end."""
+        size = max(1, len(best.actions) // 2)
+        while True:
+            end = len(best.actions)
+            while end > 0:
+                start = max(0, end - size)
+                rest = best.actions[:start] + best.actions[end:]
+                candidate = Scenario(best.shape, rest)
+                if self._try(best, candidate):
+                    best = candidate
+                    yield best
+                end = start
+            if size == 1:
+                return
+            size = max(1, size // 2)
+
+    def _shape(self, best: Scenario) -> Iterator[Scenario]:
+        """Set each field of the shape to its default."""
+        for field in dataclasses.fields(Shape):
+            if field.name in self._fixed or getattr(best.shape, field.name) == field.default:
+                continue
+            try:
+                shape = dataclasses.replace(best.shape, **{field.name: field.default})
+            except ValueError:
+                continue
+            candidate = Scenario(shape, best.actions)
+            if self._try(best, candidate):
+                best = candidate
+                yield best
+
+    def _merge(self, best: Scenario) -> Iterator[Scenario]:
+        """Join neighbouring steps of one engine."""
+        index = 0
+        while index + 1 < len(best.actions):
+            a, b = best.actions[index : index + 2]
+            if isinstance(a, Step) and isinstance(b, Step) and a.engine == b.engine:
+                joined = Step(a.count + b.count, a.engine)
+                actions = (*best.actions[:index], joined, *best.actions[index + 2 :])
+                candidate = Scenario(best.shape, actions)
+                if self._try(best, candidate):
+                    best = candidate
+                    yield best
+                    continue
+            index += 1
+
+    def _numbers(self, best: Scenario) -> Iterator[Scenario]:
+        """Lower the numbers of each action, one at a time."""
+        for index in range(len(best.actions)):
+            changed = True
+            while changed:
+                changed = False
+                for action in simpler(best.actions[index]):
+                    actions = (*best.actions[:index], action, *best.actions[index + 1 :])
+                    candidate = Scenario(best.shape, actions)
+                    if self._try(best, candidate):
+                        best = candidate
+                        yield best
+                        changed = True
+                        break
+
+
+def simpler(action: Action) -> Iterator[Action]:
+    """Simpler variants of an action, simplest first."""
+    replace = dataclasses.replace
+    match action:
+        case Arrive(prompt, max_tokens, salt, engine):
+            if salt is not None:
+                yield replace(action, salt=None)
+            if engine:
+                yield replace(action, engine=0)
+            for tokens in _lower(max_tokens, 1):
+                yield replace(action, max_tokens=tokens)
+            for tail in _lower(prompt.tail, 0):
+                if prompt.length + tail:
+                    yield replace(action, prompt=replace(prompt, tail=tail))
+            for length in _lower(prompt.length, 1):
+                yield replace(action, prompt=replace(prompt, length=length))
+            for family in _lower(prompt.family, 0):
+                yield replace(action, prompt=Prompt(family, prompt.length, prompt.tail))
+        case Abort(request, mid_step):
+            if mid_step:
+                yield replace(action, mid_step=False)
+            for k in _lower(request, 0):
+                yield replace(action, request=k)
+        case Step(count, engine):
+            if engine:
+                yield replace(action, engine=0)
+            for k in _lower(count, 1):
+                yield replace(action, count=k)
+        case Hold(direction, rank):
+            if rank is not None:
+                yield replace(action, rank=None)
+            if direction != "any":
+                yield replace(action, direction="any")
+        case Release(transfer):
+            if transfer is not None:
+                yield Release()
+                for k in _lower(transfer, 0):
+                    yield Release(k)
+        case Busy(lookups):
+            for k in _lower(lookups, 1):
+                yield Busy(k)
+        case Fail(loads, blocks, rank):
+            if rank is not None:
+                yield replace(action, rank=None)
+            if blocks != "all":
+                yield replace(action, blocks="all")
+            for k in _lower(loads, 1):
+                yield replace(action, loads=k)
+        case Reset(running, connector, engine):
+            if connector:
+                yield replace(action, connector=False)
+            if running:
+                yield replace(action, running=False)
+            if engine:
+                yield replace(action, engine=0)
+
+
+def _lower(value: int, floor: int) -> Iterator[int]:
+    """Smaller numbers to try: the floor, halves, multiples of a block, the one below."""
+    seen = {value}
+    for lower in (floor, value // 2, value // 16 * 16, value // 16 * 16 + 1, value - 1):
+        if floor <= lower < value and lower not in seen:
+            seen.add(lower)
+            yield lower

@@ -1,0 +1,124 @@
+"""L0: what a class shows without being run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from kvconform.engine import compat
+from kvconform.scenario.errors import UsageError
+from kvconform.scenario.target import Target
+from kvconform.scenario.violation import Fingerprint, Violation
+
+
+def load(target: Target) -> type:
+    """The target's class.
+
+    Raises:
+        UsageError: it cannot be imported, or is not a V1 connector.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    try:
+        cls = compat.connector_class(target)
+    except ModuleNotFoundError as error:
+        if error.name is not None and target.module.startswith(error.name):
+            raise UsageError(
+                f"There is no module {error.name!r} for the target {target.cls!r}: check the name, "
+                "and that it is installed in this environment."
+            ) from None
+        raise UsageError(
+            f"The target's module {target.module!r} cannot be imported: {error}."
+        ) from error
+    except AttributeError:
+        raise UsageError(
+            f"The module {target.module!r} has no class {target.class_name!r}."
+        ) from None
+    except Exception as error:
+        raise UsageError(
+            f"The target's module {target.module!r} cannot be imported: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    if not isinstance(cls, type) or not issubclass(cls, KVConnectorBase_V1):
+        raise UsageError(
+            f"{target.cls!r} is not a KV connector: it has to be a class derived from "
+            "vllm's KVConnectorBase_V1."
+        )
+    return cls
+
+
+def features(cls: type, target: Target, offers: frozenset[str]) -> dict[str, str]:
+    """What the target has, each with how that was found."""
+    base = _base()
+    found: dict[str, str] = {}
+
+    def overridden(feature: str, *hooks: str) -> None:
+        for hook in hooks:
+            if getattr(cls, hook, None) is not getattr(base, hook, None):
+                found.setdefault(feature, f"{hook} is overridden")
+
+    overridden("async", "get_finished", "get_transfer_results")
+    overridden("load-failure", "get_block_ids_with_load_errors", "get_transfer_results")
+    overridden("reset", "reset_cache")
+    overridden("events", "take_events")
+    overridden("stats", "get_kv_connector_stats")
+    if compat.supports_groups(cls):
+        found["hma"] = "derives from SupportsHMA"
+    if offers:
+        found["orders"] = "its transfers obey orders: " + ", ".join(sorted(offers))
+    for feature in target.features:
+        found.setdefault(feature, "declared")
+    return found
+
+
+def judge(cls: type, target: Target) -> list[Violation]:
+    """Break of KVC-001 and KVC-002."""
+    broken = []
+
+    def fail(rule: str, kind: str, where: str, expected: str, got: str, why: str) -> None:
+        fingerprint = Fingerprint(rule, "composition", target.class_name, kind, where)
+        broken.append(Violation(fingerprint, expected, got, why))
+
+    for name in sorted(getattr(cls, "__abstractmethods__", ())):
+        fail(
+            "KVC-001", "abstract hook", name, f"an implementation of {name}", "none",
+            "the class cannot be instantiated",
+        )  # fmt: skip
+    arguments = len(inspect.signature(_base().__init__).parameters) - 1
+    if not _accepts(cls.__init__, arguments + 1):
+        fail(
+            "KVC-001", "constructor", "__init__",
+            "a constructor that takes (vllm_config, role, kv_cache_config)",
+            str(inspect.signature(cls.__init__)), "vLLM calls it with these, by position",
+        )  # fmt: skip
+    for name, hook in sorted(vars(_base()).items()):
+        mine = inspect.getattr_static(cls, name, hook)
+        if name.startswith("_") or mine is hook or not inspect.isfunction(hook):
+            continue
+        if not inspect.isfunction(mine):
+            continue
+        wanted = [
+            p for p in inspect.signature(hook).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]  # fmt: skip
+        if not _accepts(mine, len(wanted)):
+            fail(
+                "KVC-002", "signature", name,
+                f"{name}({', '.join(p.name for p in wanted)})",
+                f"{name}{inspect.signature(mine)}", "vLLM passes these, by position",
+            )  # fmt: skip
+    return broken
+
+
+def _accepts(function: Any, count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _base() -> type:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    return KVConnectorBase_V1

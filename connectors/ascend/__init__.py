@@ -1,0 +1,23 @@
+"""A reference KV connector for vLLM V1: a host-memory store beside the engine.
+
+Read it in this order; each module has one idea:
+
+========================  ==========================================================================
+``connector``             the class that vLLM calls; hands every hook to one of two halves
+``scheduler``             what may be loaded and saved, and which promises are open
+``worker``                carries the plan out and reports, once, what became of it
+``metadata``              what crosses between the halves
+``transport``             how the halves reach the store, as two small protocols in one
+``store``                 the host memory: capacity, eviction, pins, reservations
+``device``                copies of single blocks between device and host
+``settings``              what the user may configure, checked once
+========================  ==========================================================================
+
+The folder imports nothing but vLLM, torch and itself. To use it without the rest of this project,
+copy it to ``kvconform/connectors/ascend`` on the image's Python path and start vLLM with
+``kv_connector="AscendConnector"`` and ``kv_connector_module_path="kvconform.connectors.ascend"``.
+"""
+
+from kvconform.connectors.ascend.connector import AscendConnector
+
+__all__ = ["AscendConnector"]

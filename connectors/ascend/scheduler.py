@@ -1,0 +1,277 @@
+"""The scheduler half: what may be loaded, what shall be saved, and which promises are open.
+
+It plans jobs; the workers carry them out and report. Its knowledge is always late: under async
+scheduling the next step has been scheduled before the report of this one comes. So nothing here
+asks "is the request still there?" when a report comes: a job is its own record, from the moment it
+is planned until every rank has closed it, whatever becomes of its request meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
+
+from kvconform.connectors.ascend.metadata import Direction, Job, StepJobs, WorkerReport
+from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.transport import Transport
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+_FINISHED_ON_ITS_OWN = frozenset(
+    status
+    for status in RequestStatus
+    # By name: not every release has every status.
+    if status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
+)
+
+
+@dataclass(eq=False)
+class _Life:
+    """What is remembered of one request, from its first lookup to its end.
+
+    Attributes:
+        local_blocks: blocks that vLLM found in its own cache, at the last lookup.
+        in_background: how the last lookup promised to load.
+        epoch: resets of the store before the last lookup. A request holds no KV when it is looked
+            up, so all that it holds later was computed or loaded in that epoch or after.
+        load_failed: a load of this request failed.
+    """
+
+    local_blocks: int = 0
+    in_background: bool = False
+    epoch: int = 0
+    load_failed: bool = False
+
+
+@dataclass(eq=False)
+class _OpenJob:
+    """A job that some rank has not closed.
+
+    Attributes:
+        job: what was planned.
+        life: the request that it is for; the record itself, for its id may belong to another
+            request by the time that the job closes.
+        ranks_left: ranks that have not reported.
+        failed: whether a rank reported a failure.
+    """
+
+    job: Job
+    life: _Life
+    ranks_left: int
+    failed: bool = False
+
+
+class SchedulerHalf:
+    """Plans loads and saves.
+
+    Args:
+        settings: the engine's.
+        transport: the store, as seen from the scheduler.
+    """
+
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        self.settings = settings
+        self.transport = transport
+        self._lives: dict[str, _Life] = {}  # by request id
+        self._open: dict[str, _OpenJob] = {}  # by job id
+        self._outbox: list[Job] = []  # not handed out yet
+        self._epoch = 0
+        self._numbers = itertools.count()
+
+    # -- loading ----------------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens that can be loaded beyond ``num_computed_tokens``, and whether in the background.
+
+        May be asked any number of times before the request is admitted, or never is (SCH-04): it
+        holds nothing. Bounds: SCH-01, SCH-02, SCH-06.
+        """
+        life = self._lives.setdefault(request.request_id, _Life())
+        life.local_blocks, tail = divmod(num_computed_tokens, self.settings.block_size)
+        life.epoch = self._epoch
+        if (
+            not self.settings.may_load
+            # One failure is enough: vLLM asks again at once, and would for ever (SCH-05).
+            or life.load_failed
+            # It wants its prompt computed, for the logprobs. vLLM sees to that since 0.32.
+            or getattr(request, "skip_reading_prefix_cache", False)
+            # Only whole blocks can be loaded, and none that vLLM has begun to fill.
+            or tail
+        ):
+            return 0, False
+        found = self.transport.lookup(self._keys(request, life.local_blocks))
+        if found is None:
+            return None, False
+        blocks, life.in_background = self._promise(request, life.local_blocks, found)
+        return blocks * self.settings.block_size, life.in_background
+
+    def _keys(self, request: Request, start: int) -> list[bytes]:
+        """Names of the request's full blocks from block ``start`` on.
+
+        vLLM's block hashes cover all that KV depends on: the tokens up to the block's end, and the
+        request's salt, adapter and media (DAT-11).
+        """
+        stop = request.num_tokens // self.settings.block_size
+        return [bytes(block_hash) for block_hash in request.block_hashes[start:stop]]
+
+    def _promise(self, request: Request, local: int, found: int) -> tuple[int, bool]:
+        """Blocks to promise of ``found`` ones beyond ``local`` ones, and whether in the background.
+
+        A background load may reach the prompt's very end: vLLM then computes the last token again.
+        Any other leaves a token for the forward of its own step.
+        """
+        if found >= self.settings.async_min_blocks:
+            return found, True
+        spare = (request.num_tokens - 1) // self.settings.block_size - local
+        return max(0, min(found, spare)), False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """The request is admitted: plan what vLLM asks for, which may be less than was promised.
+
+        After a background load comes a second call with 0 tokens, which starts nothing (SCH-07,
+        SCH-09).
+        """
+        if not num_external_tokens:
+            return
+        life = self._lives[request.request_id]
+        start = life.local_blocks
+        count = -(-num_external_tokens // self.settings.block_size)
+        keys = self._keys(request, start)[:count]
+        # The blocks before these were found locally: others may be reading them (DAT-02).
+        block_ids = blocks.get_block_ids()[0][start : start + count]
+        job_id = self._new_id("load")
+        # Should less be there than was promised, the load goes out all the same: the ranks find
+        # what is missing, and vLLM learns of it in the one way that it understands (WRK-07).
+        self.transport.pin(job_id, keys)
+        self._plan(job_id, request, life, "load", keys, block_ids, wait=not life.in_background)
+
+    # -- saving -----------------------------------------------------------------------------------
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Save what the request leaves behind; True: its blocks must live until that is done.
+
+        May come for a request in any state, known here or not (SCH-16). A load that is open goes
+        on: vLLM keeps the blocks of an aborted one until it hears ``finished_recving``, and that
+        is the one completion it gets (SCH-19).
+        """
+        life = self._lives.pop(request.request_id, None)
+        if life is None or not self._may_save(request, life):
+            return False, None
+        keys = self._keys(request, 0)[: self._final_blocks(request, block_ids)]
+        job_id = self._new_id("save")
+        granted = self.transport.reserve(job_id, keys)
+        if not granted:
+            return False, None
+        keys = [keys[i] for i in granted]
+        self._plan(job_id, request, life, "save", keys, [block_ids[i] for i in granted])
+        return True, None
+
+    def _may_save(self, request: Request, life: _Life) -> bool:
+        return (
+            self.settings.may_save
+            and request.status in _FINISHED_ON_ITS_OWN
+            # What it holds may be older than the reset, and must not be found after it (SCH-22).
+            and life.epoch == self._epoch
+        )
+
+    def _final_blocks(self, request: Request, block_ids: list[int]) -> int:
+        """Leading blocks of the request whose KV is complete and will not change (DAT-03).
+
+        The last token has been sampled but not computed; under async scheduling, a step that is
+        computing it may be on its way, which ``num_computed_tokens`` already counts.
+        """
+        size = self.settings.block_size
+        return min(
+            len(block_ids),
+            len(request.block_hashes),
+            (request.num_tokens - 1) // size,
+            request.num_computed_tokens // size,
+        )
+
+    # -- jobs -------------------------------------------------------------------------------------
+
+    def _new_id(self, direction: Direction) -> str:
+        return f"{self.settings.engine_id}/{direction}-{next(self._numbers)}"
+
+    def _plan(
+        self,
+        job_id: str,
+        request: Request,
+        life: _Life,
+        direction: Direction,
+        keys: Sequence[bytes],
+        block_ids: Sequence[int],
+        wait: bool = False,
+    ) -> None:
+        job = Job(job_id, request.request_id, direction, tuple(keys), tuple(block_ids), wait)
+        self._open[job_id] = _OpenJob(job, life, self.settings.world_size)
+        self._outbox.append(job)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
+        """The jobs planned since the last call, each handed out once (SCH-11, SCH-12).
+
+        None of them can have lost its blocks meanwhile (SCH-28): loads are planned by the very
+        ``schedule()`` that ends with this call, and saves for requests whose blocks vLLM keeps.
+        """
+        jobs = tuple(self._outbox)
+        self._outbox.clear()
+        return StepJobs(jobs)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Count the ranks that closed a job; with the last one, settle with the store (SCH-21)."""
+        report = connector_output.kv_connector_worker_meta
+        if not isinstance(report, WorkerReport):
+            return
+        for job_id, closing in report.closings.items():
+            opened = self._open.get(job_id)
+            if opened is None:
+                continue  # a step that was under way at shutdown
+            opened.ranks_left -= closing.ranks
+            opened.failed |= closing.failed
+            if closing.failed and opened.job.direction == "load":
+                opened.life.load_failed = True
+            if not opened.ranks_left:
+                del self._open[job_id]
+                self._settle(opened)
+
+    def _settle(self, closed: _OpenJob) -> None:
+        """Every rank has let go of the job's blocks."""
+        if closed.job.direction == "load":
+            self.transport.unpin(closed.job.job_id)
+        elif closed.failed:
+            self.transport.abandon(closed.job.job_id)
+        else:
+            self.transport.commit(closed.job.job_id)
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def reset_cache(self) -> bool:
+        """Forget the store's contents; jobs that are open end as usual (SCH-22)."""
+        if not self.transport.clear():
+            return False
+        self._epoch += 1
+        return True
+
+    def shutdown(self) -> None:
+        """Give back what the store keeps for jobs that nobody will report any more."""
+        for opened in self._open.values():
+            opened.failed = True
+            self._settle(opened)
+        self._open.clear()
+        self._outbox.clear()
+        self._lives.clear()
+        self.transport.shutdown()

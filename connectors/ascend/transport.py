@@ -1,0 +1,242 @@
+"""How the two halves reach the store: a protocol, and the transport that ships with it.
+
+Two objects of the same kind exist in an engine: one beside the scheduler, which asks for keys, and
+one per rank beside the worker, which moves bytes. They have nothing in common but the store behind
+them, so a remote store needs another transport and no other change.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+from kvconform.connectors.ascend.device import Device
+from kvconform.connectors.ascend.metadata import Direction
+from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.store import HostStore
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One rank's share of a job.
+
+    Attributes:
+        id: the job's id, and the holder of its pins or reservations in the store.
+        request_id: for whom.
+        direction: ``load`` or ``save``.
+        rank: tensor-parallel rank.
+        keys: names of the blocks in the store, in the order of ``block_ids``.
+        block_ids: device blocks of this rank.
+        device: the rank's KV memory.
+    """
+
+    id: str
+    request_id: str
+    direction: Direction
+    rank: int
+    keys: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
+    device: Device
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a transfer ended: its blocks are not touched any more.
+
+    Attributes:
+        transfer_id: which.
+        request_id: for whom.
+        direction: ``load`` or ``save``.
+        failed_block_ids: blocks that were not transferred.
+    """
+
+    transfer_id: str
+    request_id: str
+    direction: Direction
+    failed_block_ids: tuple[int, ...]
+
+
+class Transport(Protocol):
+    """What the connector asks of a store.
+
+    Holders are job ids. Keys of one call are the block hashes of one request, in order: a chain, of
+    which only a leading part is of use.
+    """
+
+    # -- beside the scheduler ---------------------------------------------------------------------
+
+    def lookup(self, keys: Sequence[bytes]) -> int | None:
+        """Leading keys that every rank can load now; None: not known yet, ask again. Holds none."""
+
+    def pin(self, holder: str, keys: Sequence[bytes]) -> int:
+        """Keep the leading keys that are there until ``unpin``; how many they are."""
+
+    def unpin(self, holder: str) -> None:
+        """The holder needs its pins no longer."""
+
+    def reserve(self, holder: str, keys: Sequence[bytes]) -> list[int]:
+        """Indices of the keys that the holder shall save: those that nobody has or is saving.
+
+        Room is made by eviction; where there is none, fewer are granted, or none.
+        """
+
+    def commit(self, holder: str) -> None:
+        """Every rank has saved all that was granted: it may be found from now on."""
+
+    def abandon(self, holder: str) -> None:
+        """What was granted will not be complete: forget it."""
+
+    def clear(self) -> bool:
+        """Nothing saved, or being saved, before this call is found after it; False if it failed."""
+
+    # -- beside a worker --------------------------------------------------------------------------
+
+    def submit(self, transfer: Transfer) -> None:
+        """Start a transfer. It never raises for KV that is not there: the outcome tells."""
+
+    def poll(self) -> list[Outcome]:
+        """Transfers that ended since the last poll, each exactly once."""
+
+    def wait(self, transfer_id: str) -> Outcome:
+        """Block until this transfer has ended; ``poll`` does not return it as well."""
+
+    # -- both -------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """The engine ends. Calling it again does nothing."""
+
+
+class LocalTransport:
+    """The store is in this process, and bytes move at once.
+
+    That is the case when scheduler and worker share the process (one rank, vLLM's ``uni`` executor,
+    the default for world size 1). With a process for each rank, a worker finds no pin and no
+    reservation in its own, empty store: every save fails, nothing is ever promised, and the engine
+    computes everything itself. Several ranks need a transport that spans processes.
+
+    Args:
+        store: shared by scheduler and workers.
+        rank: whose shards this transport moves.
+    """
+
+    def __init__(self, store: HostStore, rank: int) -> None:
+        self.store = store
+        self.rank = rank
+        self._ended: dict[str, Outcome] = {}  # by transfer id, not reported yet
+
+    def lookup(self, keys: Sequence[bytes]) -> int | None:
+        """See ``Transport``; this one always knows."""
+        return self.store.lookup(keys)
+
+    def pin(self, holder: str, keys: Sequence[bytes]) -> int:
+        """See ``Transport``."""
+        return self.store.pin(holder, keys)
+
+    def unpin(self, holder: str) -> None:
+        """See ``Transport``."""
+        self.store.unpin(holder)
+
+    def reserve(self, holder: str, keys: Sequence[bytes]) -> list[int]:
+        """See ``Transport``."""
+        return self.store.reserve(holder, keys)
+
+    def commit(self, holder: str) -> None:
+        """See ``Transport``."""
+        self.store.commit(holder)
+
+    def abandon(self, holder: str) -> None:
+        """See ``Transport``."""
+        self.store.abandon(holder)
+
+    def clear(self) -> bool:
+        """See ``Transport``."""
+        self.store.clear()
+        return True
+
+    def submit(self, transfer: Transfer) -> None:
+        """See ``Transport``; the transfer has ended when this returns."""
+        self._ended[transfer.id] = self.move(transfer)
+
+    def poll(self) -> list[Outcome]:
+        """See ``Transport``."""
+        ended = list(self._ended.values())
+        self._ended.clear()
+        return ended
+
+    def wait(self, transfer_id: str) -> Outcome:
+        """See ``Transport``.
+
+        Raises:
+            KeyError: no such transfer was submitted, or its outcome has been reported.
+        """
+        return self._ended.pop(transfer_id)
+
+    def shutdown(self) -> None:
+        """See ``Transport``."""
+        self._ended.clear()
+
+    def move(self, transfer: Transfer) -> Outcome:
+        """Copy the bytes of a transfer, and nothing else: the outcome is not kept for ``poll``.
+
+        For transports that wrap this one and choose another moment.
+        """
+        failed = self._load(transfer) if transfer.direction == "load" else self._save(transfer)
+        return Outcome(transfer.id, transfer.request_id, transfer.direction, tuple(failed))
+
+    def _load(self, transfer: Transfer) -> list[int]:
+        found, shards, missing = [], [], []
+        for key, block_id in zip(transfer.keys, transfer.block_ids, strict=True):
+            shard = self.store.read(transfer.id, key, self.rank)
+            if shard is None:
+                missing.append(block_id)
+            else:
+                found.append(block_id)
+                shards.append(shard)
+        transfer.device.write(found, shards)
+        return missing
+
+    def _save(self, transfer: Transfer) -> list[int]:
+        shards = transfer.device.read(transfer.block_ids)
+        return [
+            block_id
+            for key, block_id, shard in zip(transfer.keys, transfer.block_ids, shards, strict=True)
+            if not self.store.write(transfer.id, key, self.rank, shard)
+        ]
+
+
+MakeTransport = Callable[
+    ["VllmConfig", "KVConnectorRole", int, Callable[[], LocalTransport]], Transport
+]
+"""A factory: ``factory(vllm_config, role, rank, make_default)``.
+
+``rank`` is the worker's, and 0 beside the scheduler. ``make_default`` makes the ``LocalTransport``
+that the connector would have had.
+"""
+
+
+def make_transport(
+    settings: Settings, vllm_config: VllmConfig, role: KVConnectorRole, rank: int
+) -> Transport:
+    """The transport of one half, made by the factory that the settings name, if they name one.
+
+    Raises:
+        ValueError: the setting is not of the form ``package.module:factory``.
+    """
+
+    def make_default() -> LocalTransport:
+        store = HostStore.named(settings.store, settings.capacity_blocks, settings.world_size)
+        return LocalTransport(store, rank)
+
+    if settings.transport is None:
+        return make_default()
+    module, colon, name = settings.transport.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"transport must be 'package.module:factory', got {settings.transport!r}")
+    factory = cast(MakeTransport, getattr(importlib.import_module(module), name))
+    return factory(vllm_config, role, rank, make_default)

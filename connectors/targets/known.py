@@ -1,0 +1,44 @@
+"""Known targets, as data."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from kvconform.scenario.target import Target
+
+_STORE = MappingProxyType(
+    {
+        "transport": "kvconform.faults.transport:connect",
+        "store": "{run}",
+        "capacity_blocks": "{store_blocks}",
+    }
+)
+
+
+def _zoo(name: str, cls: str, title: str) -> Target:
+    module = name.replace("-", "_")
+    return Target(
+        f"zoo:{name}",
+        f"kvconform.connectors.zoo.{module}:{cls}",
+        extra=_STORE,
+        world="transport",
+        title=title,
+    )
+
+
+KNOWN: tuple[Target, ...] = (
+    Target(
+        "ascend",
+        "kvconform.connectors.ascend.connector:AscendConnector",
+        extra=_STORE,
+        world="transport",
+        title="the reference connector: a store in host memory",
+    ),
+    Target(
+        "example",
+        "vllm.distributed.kv_transfer.kv_connector.v1.example_connector:ExampleConnector",
+        extra=MappingProxyType({"shared_storage_path": "{run_dir}"}),
+        title="vLLM's own example: saves prompts to files",
+    ),
+    _zoo("full-hit-report", "FullHitReport", "reports a full local hit as received (KVC-302)"),
+)

@@ -1,0 +1,97 @@
+"""From what the user wrote to a target: a known name, a TOML file, or ``package.module:Class``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from kvconform.connectors.targets.known import KNOWN
+from kvconform.scenario.codec import decode
+from kvconform.scenario.errors import UsageError
+from kvconform.scenario.target import Target
+
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+ROLES = ("kv_both", "kv_producer", "kv_consumer")
+
+
+def resolve(text: str) -> Target:
+    """The target behind a name, a TOML file, or a class.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    for target in KNOWN:
+        if target.name == text:
+            return target
+    if text.endswith(".toml"):
+        return from_toml(Path(text))
+    if text.startswith("zoo:") or not _CLASS.fullmatch(text):
+        names = ", ".join(t.name for t in KNOWN)
+        raise UsageError(
+            f"There is no target {text!r}: give one of {names}; or package.module:Class; or a "
+            "TOML file."
+        )
+    return Target(text, text)
+
+
+def from_toml(path: Path) -> Target:
+    """A target from a TOML file; its keys are the fields of :class:`Target`.
+
+    Raises:
+        UsageError: it cannot be read, or does not describe a target.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read the target file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"The target file {path} is not UTF-8 text.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"The target file {path} is not TOML: {error}.") from None
+    data.setdefault("name", path.stem)
+    target = decode(Target, data, str(path))
+    if not _CLASS.fullmatch(target.cls):
+        raise UsageError(f"{path}: cls must be package.module:Class, got {target.cls!r}.")
+    return checked(target, str(path))
+
+
+def with_flags(
+    target: Target, *, role: str | None, extra: str | None, world: str | None = None
+) -> Target:
+    """A target with what flags say; flags override.
+
+    Raises:
+        UsageError: a flag makes no sense.
+    """
+    changes: dict[str, Any] = {}
+    if role is not None:
+        changes["role"] = role
+    if extra is not None:
+        try:
+            parsed = json.loads(extra)
+        except json.JSONDecodeError as error:
+            raise UsageError(
+                f"--extra is not JSON: {error.msg} in column {error.colno}; it looks like "
+                """--extra '{"key": "value"}'."""
+            ) from None
+        if not isinstance(parsed, dict):
+            raise UsageError(f"--extra must be a JSON object, got {extra}.")
+        changes["extra"] = {**target.extra, **parsed}
+    if world is not None:
+        changes["world"] = world
+    return checked(dataclasses.replace(target, **changes), "--role")
+
+
+def checked(target: Target, where: str) -> Target:
+    """The target, if its role is one.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if target.role not in ROLES:
+        raise UsageError(f"{where}: role must be one of {', '.join(ROLES)}, got {target.role!r}.")
+    return target

@@ -1,0 +1,1 @@
+"""The zoo: wrong connectors, mutants of the reference connector, each from a real defect."""
