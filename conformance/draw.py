@@ -201,4 +201,12 @@ class Moves:
             self.draw(st.sampled_from(("all", "first", "last"))),
             self.draw(st.sampled_from((None, 0, 1))),
         )
-        return (fail, self._arrival(), self.draw(steps(3)))
+        if "full-hit" not in self.packages or self.draw(st.booleans()):
+            return (fail, self._arrival(), self.draw(steps(3)))
+        first = self._returning()
+        again = Arrive(first.prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)
+        more: Move = (again,) if self.draw(st.booleans()) else ()
+        after: Move = self._abort() if "abort" in self.packages and self.draw(st.booleans()) else ()
+        return (first, Step(5, first.engine), Reset(engine=first.engine), fail, again, *more,
+                Step(self.draw(st.integers(1, 2)), first.engine), *after,
+                *((again,) if after else ()))  # fmt: skip

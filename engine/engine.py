@@ -17,7 +17,8 @@ from kvconform.engine.blame import Found, blame
 from kvconform.engine.memory import Memory, Promise
 from kvconform.engine.oracle import Stream
 from kvconform.engine.recorder import Recorder
-from kvconform.engine.worker import Worker
+from kvconform.engine.worker import BeyondTokensError, Worker
+from kvconform.scenario.errors import HarnessError
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 from kvconform.scenario.trace import Event, Kind, Trace
@@ -280,6 +281,12 @@ class Engine:
         except Exception as error:
             if not self._recorder.came_from_hook(error):
                 data = self._recorder.describe(error)
+                own = data["where"].startswith(("kvconform.engine", "kvconform.faults"))
+                if own and not isinstance(error, BeyondTokensError):
+                    raise HarnessError(
+                        f"kvconform itself failed in {data['where']}, line {data['line']}: "
+                        f"{data['error']}: {data['message']}"
+                    ) from error
                 self.trace.emit(Event(Kind.BROKE, self.index, self.step_number, data=data))
             raise Halted from error
 

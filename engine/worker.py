@@ -21,6 +21,10 @@ from kvconform.engine.oracle import Stream, Words, stream
 Table = npt.NDArray[np.int64]
 
 
+class BeyondTokensError(Exception):
+    """vLLM scheduled a position for which its workers have no token."""
+
+
 class Layer:
     """An attention layer as a connector finds it in ``forward_context.no_compile_layers``."""
 
@@ -115,10 +119,16 @@ class Worker:
         starts = {n.req_id: n.num_computed_tokens for n in so.scheduled_new_reqs}
         cached = so.scheduled_cached_reqs
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        return [
-            (name, self.views[name], starts[name], starts[name] + count)
-            for name, count in so.num_scheduled_tokens.items()
-        ]
+        batch = []
+        for name, count in so.num_scheduled_tokens.items():
+            view, end = self.views[name], starts[name] + count
+            if end > len(view.tokens):
+                raise BeyondTokensError(
+                    f"position {end - 1} of {name} is scheduled, but only {len(view.tokens)} "
+                    "tokens are there"
+                )
+            batch.append((name, view, starts[name], end))
+        return batch
 
     def _metadata(self, batch: list[tuple[str, View, int, int]]) -> dict[str, Any]:
         metadata = {}

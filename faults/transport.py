@@ -236,7 +236,9 @@ class ObedientTransport:
     def wait(self, transfer_id: str) -> Any:
         """Let time pass until this transfer is done."""
         self.world.hurry(self, transfer_id)
-        outcome = next(o for o in self.done if o.transfer_id == transfer_id)
+        outcome = next((o for o in self.done if o.transfer_id == transfer_id), None)
+        if outcome is None:
+            raise KeyError(f"no transfer {transfer_id!r} is open or unreported")
         self.done.remove(outcome)
         self.world.closed(self, outcome)
         return outcome

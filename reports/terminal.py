@@ -1,0 +1,118 @@
+"""What the terminal shows: the summary of a check, one block per fault, the end of a replay."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvconform.reports.table import render, rows
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.trace import Trace
+from kvconform.scenario.violation import Violation
+
+_MARK = {
+    "pass": "ok",
+    "fail": "FAIL",
+    "known_fail": "known",
+    "not_supported": "-",
+    "vacuous": "VACUOUS",
+    "inconclusive": "?",
+    "untested": "untested",
+}
+
+
+def fault(
+    violation: Violation,
+    scenario: Scenario,
+    trace: Trace | None,
+    rule: Mapping[str, Any],
+    path: str | None = None,
+    runs: int = 0,
+) -> str:
+    """One fault: the rule, the table of the smallest run, and what to do next.
+
+    Args:
+        violation: what happened.
+        scenario: the smallest one known.
+        trace: its events.
+        rule: title, text, source, help and incidents of the rule.
+        path: the crash file.
+        runs: runs of the exploration that showed it.
+    """
+    fingerprint = violation.fingerprint
+    head = f"{fingerprint.rule}  {rule['title']}   [{fingerprint.side}]"
+    lines = ["", "=" * 100, head, *_wrapped(rule["text"], "  ")]
+    if trace is not None and scenario.actions:
+        shape = shape_text(scenario)
+        lines += ["", f"  {len(scenario.actions)} actions" + (f"; {shape}" if shape else ""), ""]
+        lines += textwrap.indent(render(rows(trace.events)), "  ").splitlines()
+    lines.append("")
+    lines += _field("expected", violation.expected)
+    lines += _field("got", violation.got)
+    if violation.why:
+        lines += _field("why", violation.why)
+    if violation.consequence:
+        lines += _field("then", violation.consequence)
+    seen = f"{fingerprint.kind}, at {fingerprint.where}"
+    if runs:
+        seen += f", in {runs} run" + ("s" if runs != 1 else "")
+    lines += _field("seen in", seen)
+    if rule.get("source"):
+        lines += _field("source", rule["source"])
+    if rule.get("help"):
+        lines += _field("next move", rule["help"])
+    if path:
+        lines += ["", f"  reproduce:  kvconform replay {path}"]
+    return "\n".join(lines)
+
+
+def shape_text(scenario: Scenario) -> str:
+    """What of the shape is not the default."""
+    shape = scenario.to_json()["shape"]
+    return ", ".join(f"{k}={v}" for k, v in shape.items())
+
+
+def summary(
+    title: str,
+    result: str,
+    rules: Sequence[Mapping[str, Any]],
+    run: Mapping[str, Any],
+    features: Mapping[str, str],
+) -> str:
+    """The end of a check: the rules in a few lines, the verdict, and how it was reached."""
+    lines = ["", title]
+    for entry in rules:
+        mark = _MARK[entry["result"]]
+        count = f"reached {entry['reached']}" if entry["reached"] else ""
+        note = entry.get("reason") or count
+        lines.append(f"  {entry['id']}  {mark:<9} {entry['title']:<52} {note}".rstrip())
+    lines.append("")
+    if features:
+        lines += _field("features", ", ".join(sorted(features)), 10)
+    lines.append(
+        f"  {run['examples']} runs, {run['steps']} steps ({run['checkedSteps']} checked), "
+        f"{run['seconds']:.0f} s, level {run['level']}, seed {run['seed']}"
+    )
+    if run.get("cutShort"):
+        lines.append("  the time budget ended before all examples were run")
+    lines += ["", f"  {result.upper()}"]
+    return "\n".join(lines)
+
+
+def _field(name: str, text: str, width: int = 9) -> list[str]:
+    return _wrapped(text, f"  {name:<{width}}  ", " " * (width + 4))
+
+
+def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+    rest = first if rest is None else rest
+    return textwrap.wrap(
+        text, 100, initial_indent=first, subsequent_indent=rest, break_long_words=False
+    ) or [first.rstrip()]
+
+
+def listing(entries: Iterable[tuple[str, str]]) -> str:
+    """Names with a line each."""
+    pairs = list(entries)
+    width = max((len(name) for name, _ in pairs), default=0)
+    return "\n".join(f"{name:<{width}}  {title}".rstrip() for name, title in pairs)
