@@ -370,7 +370,7 @@ RULES: tuple[Rule, ...] = (
         "VLL-401", "blocks of an open transfer are not given away",
         "While a load or send that the connector has not reported is open, its blocks belong to "
         "nobody else.",
-        _V, "any step", incidents=("B-003",),
+        _V, "an admission while a transfer was open", incidents=("B-003",),
     ),
     Rule(
         "VLL-701", "the engine goes on when the connector owes nothing",

@@ -91,6 +91,24 @@ class FailedLoadsNotUsed(Check):
         self.reached += bool(event.data["invalid"] or event.data["failed"])
 
 
+class OwnBlocks(Check):
+    """VLL-203: counts its provocation; the evidence comes to the content check."""
+
+    rule = "VLL-203"
+
+    def on_scheduled(self, event: Event) -> None:
+        self.reached += bool(event.data["tokens"])
+
+
+class NotGivenAway(Check):
+    """VLL-401: counts its provocation; the evidence comes with the transfer."""
+
+    rule = "VLL-401"
+
+    def on_admitted(self, event: Event) -> None:
+        self.reached += bool(self.ledger.open_requests())
+
+
 class OutputFollows(Check):
     """VLL-202: every delivered token is the one that the KV read gives."""
 
@@ -150,4 +168,12 @@ class GoesOn(Check):
         )  # fmt: skip
 
 
-CHECKS = (FinishedOnce, FailedLoadsNotUsed, OutputFollows, GoesOn, Raises)
+CHECKS = (
+    FinishedOnce,
+    FailedLoadsNotUsed,
+    OwnBlocks,
+    NotGivenAway,
+    OutputFollows,
+    GoesOn,
+    Raises,
+)
