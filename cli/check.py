@@ -84,7 +84,8 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         if not finding.confirmed:
             print("  NOT CONFIRMED: the same scenario, played again, ended differently.", file=out)
     command = shlex.join(line)
-    title = f"{target.name} ({target.cls}), profile {checked.verdict.profile.name}, vLLM {vllm_version()}"
+    profile = checked.verdict.profile.name
+    title = f"{target.name} ({target.cls}), profile {profile}, vLLM {vllm_version()}"
     print(
         terminal.summary(
             title,

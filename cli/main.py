@@ -16,7 +16,9 @@ USAGE, HARNESS = 3, 4
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[0].upper()}{message[1:]}. '{self.prog} --help' shows the usage.")
+        raise UsageError(
+            f"{message[0].upper()}{message[1:]}. '{self.prog} --help' shows the usage."
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,23 +33,36 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     check = commands.add_parser("check", help="check a connector against the contract")
-    check.add_argument("target", metavar="TARGET",
-                       help="package.module:Class, a name from 'list targets', or a TOML file")
+    check.add_argument(
+        "target",
+        metavar="TARGET",
+        help="package.module:Class, a name from 'list targets', or a TOML file",
+    )
     check.add_argument("--profile", help="profile to hold it to (see 'list profiles')")
     check.add_argument("--level", default="L3", help="L0, L1, L2 or L3, cumulative (default L3)")
-    check.add_argument("--faults", default="all", help="fault packages with commas, 'all' or 'none'")
+    check.add_argument(
+        "--faults", default="all", help="fault packages with commas, 'all' or 'none'"
+    )
     check.add_argument("--shape", default="", help="fixed fields of the shape: tp=2,async=on,…")
     check.add_argument("--examples", type=int, default=200, help="runs of L3 (default 200)")
     check.add_argument("--budget", help="time for exploring: 90s, 5m, 1h")
-    check.add_argument("--seed", type=int, default=1, help="equal seeds explore equally (default 1)")
-    check.add_argument("--policy", choices=("recompute", "fail", "both"), default="both",
-                       help="kv_load_failure_policy (default both)")
+    check.add_argument(
+        "--seed", type=int, default=1, help="equal seeds explore equally (default 1)"
+    )
+    check.add_argument(
+        "--policy",
+        choices=("recompute", "fail", "both"),
+        default="both",
+        help="kv_load_failure_policy (default both)",
+    )
     check.add_argument("--role", help="kv_role of a bare class")
     check.add_argument("--extra", help="kv_connector_extra_config of a bare class, as JSON")
     check.add_argument("--strict", action="store_true", help="partial is not good enough")
     check.add_argument("--coverage", action="store_true", help="show which fault met which state")
     check.add_argument("--report", default=".kvconform", help="folder for crash files")
-    check.add_argument("--json", metavar="FILE", help="write the JSON report; '-' for standard output")
+    check.add_argument(
+        "--json", metavar="FILE", help="write the JSON report; '-' for standard output"
+    )
 
     replay = commands.add_parser("replay", help="play a crash file again")
     replay.add_argument("crash", metavar="ID|FILE")

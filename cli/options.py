@@ -53,8 +53,7 @@ def shape(text: str, policy: str = "both") -> dict[str, Any]:
         name = _SHORT.get(name, name)
         if not equals or name not in fields:
             raise UsageError(
-                f"--shape: {part!r} is not field=value; fields are "
-                f"{', '.join([*_SHORT, *fields])}."
+                f"--shape: {part!r} is not field=value; fields are {', '.join([*_SHORT, *fields])}."
             )
         out[name] = _value(name, value, type(fields[name].default))
     if policy != "both":

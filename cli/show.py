@@ -59,8 +59,6 @@ def explain(rule_id: str) -> int:
     for name, text in fields.items():
         if text:
             print(
-                textwrap.fill(
-                    text, 96, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12
-                )
+                textwrap.fill(text, 96, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
             )
     return 0

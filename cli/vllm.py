@@ -19,7 +19,7 @@ def require_vllm() -> None:
             "on, or start with ./kvc, which makes an environment of its own."
         )
     try:
-        import kvconform.engine  # noqa: F401  (sets what vLLM reads from the environment)
+        import kvconform.engine
         import kvconform.engine.compat  # noqa: F401
     except Exception as error:
         raise UsageError(

@@ -19,7 +19,6 @@ from kvconform.faults.packages import NAMES, possible
 from kvconform.faults.transport import make_world
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.target import Target
-from kvconform.scenario.trace import Trace
 from kvconform.scenario.violation import Fingerprint
 
 Level = Literal["L0", "L1", "L2", "L3"]
@@ -253,5 +252,3 @@ def _settle(
     assert last.violation is not None
     confirmed = last.violation == again.violation
     return Finding(last.violation, small, last.trace, count, original, confirmed)
-
-

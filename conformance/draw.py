@@ -52,7 +52,9 @@ def shapes(packages: frozenset[str], fixed: Mapping[str, Any], tp: int) -> Searc
 def lengths() -> SearchStrategy[int]:
     """Prompt lengths in tokens, mostly at the edges of blocks of 16."""
     edges = st.builds(
-        lambda blocks, off: max(1, 16 * blocks + off), st.integers(1, 4), st.sampled_from((0, 1, -1, 8))
+        lambda blocks, off: max(1, 16 * blocks + off),
+        st.integers(1, 4),
+        st.sampled_from((0, 1, -1, 8)),
     )
     return st.one_of(edges, edges, st.integers(1, 70))
 
@@ -142,8 +144,7 @@ class Moves:
             self.draw(st.sampled_from((None, 0, 1))),
         )
         releases = tuple(
-            Release(self.draw(st.integers(0, 3)))
-            for _ in range(self.draw(st.integers(0, 3)))
+            Release(self.draw(st.integers(0, 3))) for _ in range(self.draw(st.integers(0, 3)))
         )
         end: Move = (Release(),) if self.draw(st.booleans()) else ()
         start: Move = (hold, self._arrival(), self.draw(steps()))
@@ -171,7 +172,10 @@ class Moves:
         abort = Abort(self.draw(st.integers(0, 3)), self.draw(st.booleans()))
         before: Move = ()
         if self.draw(st.booleans()):
-            before = (self._arrival(), *((self.draw(steps(2)),) if self.draw(st.booleans()) else ()))
+            before = (
+                self._arrival(),
+                *((self.draw(steps(2)),) if self.draw(st.booleans()) else ()),
+            )
         return (*before, abort, self.draw(steps(2)))
 
     def _preempt(self) -> Move:
@@ -186,9 +190,7 @@ class Moves:
         return (Busy(self.draw(st.integers(1, 3))), self._arrival(), self.draw(steps()))
 
     def _reset(self) -> Move:
-        reset = Reset(
-            connector=self.draw(st.booleans()), engine=self.draw(st.integers(0, 1))
-        )
+        reset = Reset(connector=self.draw(st.booleans()), engine=self.draw(st.integers(0, 1)))
         return (reset, self._arrival(), self.draw(steps()))
 
     def _tight_pool(self) -> Move:

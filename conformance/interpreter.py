@@ -32,7 +32,7 @@ class Interpreter:
         """Do one action.
 
         Raises:
-            Halted: the run is over.
+            HaltedError: the run is over.
         """
         match action:
             case Arrive():

@@ -12,7 +12,7 @@ from typing import Any
 from kvconform.scenario.actions import Arrive, action_from_json
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.shape import Shape
-from kvconform.scenario.trace import Event, Kind
+from kvconform.scenario.trace import Event
 
 LOADING = "WAITING_FOR_REMOTE_KVS"
 
@@ -73,7 +73,7 @@ class Ledger:
         faults: fault packages that took effect, with how often.
         coverage: (action, state) pairs seen.
         world_version: changes whenever something happened that may change a lookup's answer.
-        unreported: blocks per engine whose load failed and was not reported yet.
+        unreported: (engine, rank, block) whose load failed and was not reported yet, to whom.
         held: whether a transfer has been held open in this run.
     """
 
@@ -83,7 +83,7 @@ class Ledger:
         self.faults: Counter[str] = Counter()
         self.coverage: Counter[tuple[str, str]] = Counter()
         self.world_version = 0
-        self.unreported: dict[tuple[int, int], str] = {}
+        self.unreported: dict[tuple[int, int, int], str] = {}
         self.held = False
         self.steps = 0
         self.checked_steps = 0
@@ -112,21 +112,22 @@ class Ledger:
         if handler is not None:
             handler(event)
 
-    # -- before the checks --------------------------------------------------------------------------
+    # -- before the checks ------------------------------------------------------------------------
 
     def _action(self, event: Event) -> None:
         data = event.data
         if not data["effect"]:
             return
         do = data["action"]["do"]
-        states = {f.status for f in self.requests.values() if f.status}
+        states = {str(f.status) for f in self.requests.values() if f.status}
         if event.request is not None and do == "abort":
-            states = {self.requests[event.request].status}
+            states = {str(self.requests[event.request].status)}
         for state in states or {"-"}:
-            self.coverage[do, str(state)] += 1
+            self.coverage[do, state] += 1
         if do == "arrive":
             action = action_from_json(data["action"], "action")
-            assert isinstance(action, Arrive) and event.request is not None
+            assert isinstance(action, Arrive)
+            assert event.request is not None
             self._arrive(event.request, event.engine, action)
         elif do == "step":
             return
@@ -207,7 +208,8 @@ class Ledger:
             self.held = True
         for block in event.data["failed"]:
             assert event.request is not None
-            self.unreported[event.engine, block] = event.request
+            assert event.rank is not None
+            self.unreported[event.engine, event.rank, block] = event.request
 
     def _closed(self, event: Event) -> None:
         self.world_version += 1
@@ -215,7 +217,7 @@ class Ledger:
     def _reset(self, event: Event) -> None:
         self.world_version += 1
 
-    # -- after the checks ---------------------------------------------------------------------------
+    # -- after the checks -------------------------------------------------------------------------
 
     def _after_hook(self, event: Event) -> None:
         if event.data["name"] in ("request_finished", "request_finished_all_groups"):
@@ -233,7 +235,7 @@ class Ledger:
                 if name in self.requests:
                     self.requests[name].reports[direction, event.rank] += 1
         for block in event.data["invalid"]:
-            self.unreported.pop((event.engine, block), None)
+            self.unreported.pop((event.engine, event.rank, block), None)
 
     def _after_output(self, event: Event) -> None:
         for name in event.data["recving"]:

@@ -29,7 +29,7 @@ MOVES_PER_RUN = 6
 
 
 class ViolationError(AssertionError):
-    """A rule was broken; each fingerprint has a class of its own, so that shrinking stays with it."""
+    """A rule was broken; each fingerprint has a class of its own, so shrinking stays with it."""
 
     def __init__(self, violation: Violation) -> None:
         self.violation = violation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from kvconform.scenario.actions import Abort, Action, Arrive, Busy, Fail, Hold, Release, Reset, Step
 from kvconform.scenario.prompt import Prompt
@@ -20,7 +21,7 @@ MAX_RUNS = 600
 """Runs that one fingerprint may cost."""
 
 
-class _Spent(Exception):
+class _SpentError(Exception):
     """The budget is used up."""
 
 
@@ -52,14 +53,14 @@ class Minimiser:
                         best = smaller
                 if best == before:
                     return best
-        except _Spent as spent:
+        except _SpentError as spent:
             return spent.args[0] or best
 
     def _try(self, best: Scenario, candidate: Scenario) -> bool:
         if candidate in self._tried:
             return False
         if not self._left:
-            raise _Spent(best)
+            raise _SpentError(best)
         self._tried.add(candidate)
         self._left -= 1
         return self._fails(candidate)
@@ -86,8 +87,9 @@ class Minimiser:
         for field in dataclasses.fields(Shape):
             if field.name in self._fixed or getattr(best.shape, field.name) == field.default:
                 continue
+            changes: dict[str, Any] = {field.name: field.default}
             try:
-                shape = dataclasses.replace(best.shape, **{field.name: field.default})
+                shape = dataclasses.replace(best.shape, **changes)
             except ValueError:
                 continue
             candidate = Scenario(shape, best.actions)

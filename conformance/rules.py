@@ -67,7 +67,17 @@ _S: Side = "scheduler half"
 _W: Side = "worker half"
 _V: Side = "vLLM"
 _ALL = frozenset(
-    {"full-hit", "tenants", "delay", "abort", "preempt", "defer", "reset", "tight-pool", "fail-load"}
+    {
+        "full-hit",
+        "tenants",
+        "delay",
+        "abort",
+        "preempt",
+        "defer",
+        "reset",
+        "tight-pool",
+        "fail-load",
+    }
 )
 _ASYNC = frozenset({"async"})
 _ORDERS = frozenset({"orders"})
@@ -334,7 +344,7 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-021", "B-128", "B-155"),
         help="Report finished_recving for every asynchronous promise, also when it failed.",
     ),
-    # -- what vLLM itself owes: reported, never held against the target -----------------------------
+    # -- what vLLM itself owes: reported, never held against the target ---------------------------
     Rule(
         "VLL-001", "vLLM does not raise on a conformant history",
         "Whatever a connector may legally answer, the scheduler and the runner carry on.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from types import TracebackType
@@ -9,7 +10,7 @@ from types import TracebackType
 from kvconform.conformance.interpreter import Interpreter
 from kvconform.conformance.referee import Referee
 from kvconform.engine.cluster import Cluster
-from kvconform.engine.engine import Halted
+from kvconform.engine.engine import HaltedError
 from kvconform.faults.transport import make_world
 from kvconform.scenario.actions import Action
 from kvconform.scenario.scenario import Scenario
@@ -69,7 +70,10 @@ class Run:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -85,7 +89,7 @@ class Run:
         self.actions.append(action)
         try:
             self._interpreter.do(action)
-        except Halted:
+        except HaltedError:
             self.halted = True
         else:
             self.halted = self.referee.over()
@@ -95,10 +99,8 @@ class Run:
         """Faults off, step until nothing is left, and look for what is left over."""
         if self.halted:
             return
-        try:
+        with contextlib.suppress(HaltedError):
             self._cluster.drain()
-        except Halted:
-            pass
         self.halted = True
         self.referee.conclude()
 

@@ -11,7 +11,7 @@ from kvconform.scenario.target import Target
 from kvconform.scenario.violation import Fingerprint, Violation
 
 
-def load(target: Target) -> type:
+def load(target: Target) -> Any:
     """The target's class.
 
     Raises:
@@ -47,7 +47,7 @@ def load(target: Target) -> type:
     return cls
 
 
-def features(cls: type, target: Target, offers: frozenset[str]) -> dict[str, str]:
+def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]:
     """What the target has, each with how that was found."""
     base = _base()
     found: dict[str, str] = {}
@@ -71,7 +71,7 @@ def features(cls: type, target: Target, offers: frozenset[str]) -> dict[str, str
     return found
 
 
-def judge(cls: type, target: Target) -> list[Violation]:
+def judge(cls: Any, target: Target) -> list[Violation]:
     """Break of KVC-001 and KVC-002."""
     broken = []
 
@@ -118,7 +118,7 @@ def _accepts(function: Any, count: int) -> bool:
     return True
 
 
-def _base() -> type:
+def _base() -> Any:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     return KVConnectorBase_V1

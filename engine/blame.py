@@ -60,9 +60,7 @@ def blame(
     """
     head = memory.head(found.rank, found.local_head)
     actual = np.array(found.actual, dtype=np.uint64)
-    own = np.array_equal(
-        actual, memory.engine_wrote(found.block, found.slot, found.layer, head)
-    )
+    own = np.array_equal(actual, memory.engine_wrote(found.block, found.slot, found.layer, head))
     promise = memory.promises.get(found.block)
     if (
         promise is not None
@@ -129,4 +127,3 @@ def recognise(
                     return "other-tenant", f"{what}, of another tenant (salt {stream.salt!r})"
                 return "other-tokens", what
     return "garbage", "bytes that no request's KV has"
-

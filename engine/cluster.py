@@ -76,9 +76,7 @@ class Cluster:
         try:
             for index in range(shape.engines):
                 self.engines.append(
-                    Engine(
-                        index, target, shape, extra, trace, self._streams, halt, self._folder
-                    )
+                    Engine(index, target, shape, extra, trace, self._streams, halt, self._folder)
                 )
         except Exception as error:
             self.close()
@@ -108,12 +106,16 @@ class Cluster:
 
     def _log(self, level: str, logger: str, message: str) -> None:
         engine = self.engines[-1] if len(self.engines) == 1 else None
+        if self._folder is not None:
+            message = message.replace(self._folder, "{run_dir}")
         self.trace.emit(
             Event(
-                Kind.LOG, engine.index if engine else -1, engine.step_number if engine else 0,
-                None, None, {"level": level, "logger": logger, "message": (message.replace(self._folder, "{run_dir}") if self._folder else message)[:300]},
+                Kind.LOG,
+                engine.index if engine else -1,
+                engine.step_number if engine else 0,
+                data={"level": level, "logger": logger, "message": message[:300]},
             )
-        )  # fmt: skip
+        )
 
     def arrive(self, prompt: Prompt, max_tokens: int, salt: str | None, engine: int) -> str | None:
         """A request arrives; its name, or None when it could never run in this pool."""
@@ -143,14 +145,12 @@ class Cluster:
         """Faults off; step until nothing is left to do, then look for what is left over.
 
         Raises:
-            Halted: the run is over.
+            HaltedError: the run is over.
         """
         live = self.live()
         self.trace.emit(Event(Kind.DRAIN, -1, 0, None, None, {"pending": live}))
         self.world.calm()
-        owed = sum(
-            self.arrived[n].prompt.num_tokens + self.arrived[n].max_tokens for n in live
-        )
+        owed = sum(self.arrived[n].prompt.num_tokens + self.arrived[n].max_tokens for n in live)
         idle = 0
         for _ in range(2 * IDLE_STEPS + STEPS_PER_TOKEN * owed):
             seen = len(self.trace)
@@ -160,7 +160,8 @@ class Cluster:
             idle = idle + 1 if self._idle_since(seen) else 0
             if idle > IDLE_STEPS:
                 break
-        if all([engine.leftovers() for engine in self.engines]):
+        clean = [engine.leftovers() for engine in self.engines]
+        if all(clean):
             for engine in self.engines:
                 self.trace.emit(Event(Kind.QUIET, engine.index, engine.step_number))
 

@@ -30,7 +30,7 @@ _HOLDERS = (  # scheduler state that has to be empty when nothing is going on
 )  # fmt: skip
 
 
-class Halted(Exception):
+class HaltedError(Exception):
     """The run is over: something broke, or the referee has seen enough."""
 
 
@@ -118,9 +118,7 @@ class Engine:
         self, request_id: str, prompt: tuple[int, ...], max_tokens: int, salt: str | None
     ) -> None:
         """A request arrives."""
-        request = compat.build_request(
-            request_id, prompt, max_tokens, salt, self.shape.block_size
-        )
+        request = compat.build_request(request_id, prompt, max_tokens, salt, self.shape.block_size)
         with self._phase():
             self.scheduler.add_request(request)
         self._observe()
@@ -128,9 +126,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """A client aborts, between two steps."""
         with self._phase():
-            self.scheduler.finish_requests(
-                request_id, compat.finished_status("FINISHED_ABORTED")
-            )
+            self.scheduler.finish_requests(request_id, compat.finished_status("FINISHED_ABORTED"))
         self._observe()
 
     def abort_mid_step(self, request_id: str) -> None:
@@ -186,7 +182,7 @@ class Engine:
         """One turn of the engine loop; False when there was nothing to do.
 
         Raises:
-            Halted: the run is over.
+            HaltedError: the run is over.
         """
         if not self.has_work():
             return False
@@ -238,7 +234,7 @@ class Engine:
             return pickle.dumps(so.kv_connector_metadata), pickle.dumps(so)
         except Exception as error:
             self._wire("unpicklable", f"{type(error).__name__}: {error}")
-            raise Halted from error
+            raise HaltedError from error
 
     def _update(self, so: Any, metadata: bytes, output: Any) -> None:
         aborts, self._aborts = self._aborts, []
@@ -256,11 +252,14 @@ class Engine:
                         Kind.TOKENS, self.index, self.step_number, one.request_id, None,
                         {
                             "tokens": [int(t) for t in one.new_token_ids],
-                            "finish": str(one.finish_reason) if one.finish_reason is not None else None,
+                            "finish": None if one.finish_reason is None else str(one.finish_reason),
                         },
                     )
                 )  # fmt: skip
-        if so.kv_connector_metadata is not None and pickle.dumps(so.kv_connector_metadata) != metadata:
+        if (
+            so.kv_connector_metadata is not None
+            and pickle.dumps(so.kv_connector_metadata) != metadata
+        ):
             self._wire(
                 "aliased",
                 f"the {type(so.kv_connector_metadata).__name__} of the step before changed after "
@@ -276,7 +275,7 @@ class Engine:
         """Run vLLM's code; an exception becomes an event, and the end of the run."""
         try:
             yield
-        except Halted:
+        except HaltedError:
             raise
         except Exception as error:
             if not self._recorder.came_from_hook(error):
@@ -288,11 +287,11 @@ class Engine:
                         f"{data['error']}: {data['message']}"
                     ) from error
                 self.trace.emit(Event(Kind.BROKE, self.index, self.step_number, data=data))
-            raise Halted from error
+            raise HaltedError from error
 
     def _check_halt(self) -> None:
         if self._halt():
-            raise Halted
+            raise HaltedError
 
     def _observe(self) -> None:
         """Emit every change of a request's status since the last look."""
@@ -312,7 +311,9 @@ class Engine:
 
     def _status(self, request: str, old: str | None, new: str | None) -> None:
         self.trace.emit(
-            Event(Kind.STATUS, self.index, self.step_number, request, None, {"old": old, "new": new})
+            Event(
+                Kind.STATUS, self.index, self.step_number, request, None, {"old": old, "new": new}
+            )
         )
 
     def _before_alloc(self, request: Any, blocks: Any, external: int) -> None:

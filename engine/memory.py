@@ -66,7 +66,7 @@ class Memory:
         """Per slot, the digest that the engine itself last wrote there; 0 for poison."""
 
     def head(self, rank: int, local: int) -> int:
-        """The global KV head behind a rank's local head (heads are replicated when tp exceeds them)."""
+        """The global KV head behind a rank's local head (replicated when tp exceeds them)."""
         return (rank * self.heads + local) % HEADS
 
     def hand_over(self, blocks: Iterable[int], owner: str | None) -> None:

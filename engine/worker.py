@@ -43,7 +43,6 @@ class View:
     """The stream that the request must follow."""
 
 
-
 class Worker:
     """A rank's worker half, with the hook order of the installed mixin around a simulated model.
 
@@ -166,11 +165,9 @@ class Worker:
                         misread.add(request)
                         wrong(request, found)
                 if hooks:
-                    self.connector.save_kv_layer(
-                        name, self.layers[name].kv_cache, metadata[name]
-                    )
+                    self.connector.save_kv_layer(name, self.layers[name].kv_cache, metadata[name])
                 layer += 1
-        sampled = []
+        sampled: list[list[int]] = []
         for (request, view, _, end), followed in zip(batch, streams, strict=True):
             if end < len(view.tokens):
                 sampled.append([])

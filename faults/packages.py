@@ -31,7 +31,7 @@ class Package:
 
 
 PACKAGES: tuple[Package, ...] = (
-    Package("full-hit", "prompts return: found locally, in the store, in both, or with output already"),
+    Package("full-hit", "prompts return: found locally, outside, in both, or with output"),
     Package("tenants", "prompts return under another cache salt"),
     Package(
         "delay",
@@ -39,8 +39,8 @@ PACKAGES: tuple[Package, ...] = (
         actions=("hold", "release"),
         orders=("hold", "release"),
     ),
-    Package("abort", "clients abort, in every state and in the middle of a step", actions=("abort",)),
-    Package("preempt", "running requests are preempted and come back with output", actions=("reset",)),
+    Package("abort", "clients abort, in every state and mid-step", actions=("abort",)),
+    Package("preempt", "running requests are preempted, resumed with output", actions=("reset",)),
     Package("defer", "the store does not answer, so that lookups say None", actions=("busy",),
             orders=("busy",)),
     Package("reset", "the operator empties prefix cache and connector cache", actions=("reset",)),

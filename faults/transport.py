@@ -247,7 +247,9 @@ class ObedientTransport:
         return getattr(self.inner, name)
 
 
-def connect(config: Any, role: Any, rank: int, make_default: Callable[[], Any]) -> ObedientTransport:
+def connect(
+    config: Any, role: Any, rank: int, make_default: Callable[[], Any]
+) -> ObedientTransport:
     """The factory that targets name in their extra config.
 
     Raises:

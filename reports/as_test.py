@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from kvconform.reports.crash import Crash
@@ -52,7 +53,7 @@ def as_test(crash: Crash) -> str:
 def _call(value: Any) -> str:
     """A dataclass as the call that builds it; defaults are left out."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return repr(dict(value)) if hasattr(value, "keys") else repr(value)
+        return repr(dict(value)) if isinstance(value, Mapping) else repr(value)
     parts = []
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)

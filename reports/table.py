@@ -1,4 +1,4 @@
-"""A run as a table: one row for each thing that the driver did, one column per thing that matters."""
+"""A run as a table: a row for each thing that the driver did, a column per thing that matters."""
 
 from __future__ import annotations
 
@@ -88,9 +88,13 @@ def saying(event: Event) -> str:
         case Kind.HOOK if data["name"] == "get_num_new_matched_tokens":
             return f"lookup {event.request} ({data['local']} local) -> {_plain(data['answer'])}"
         case Kind.HOOK if data["name"].startswith("request_finished"):
-            return f"{event.request} finished -> {'keep blocks' if data['delayed'] else 'free blocks'}"
+            return (
+                f"{event.request} finished -> {'keep blocks' if data['delayed'] else 'free blocks'}"
+            )
         case Kind.ADMITTED if data["external"]:
-            return f"{event.request} is promised {data['external']} in blocks {_plain(data['blocks'])}"
+            return (
+                f"{event.request} is promised {data['external']} in blocks {_plain(data['blocks'])}"
+            )
         case Kind.RAN:
             parts = [
                 f"{key} {', '.join(map(str, sorted(data[key])))}"

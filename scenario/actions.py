@@ -68,7 +68,7 @@ class Step(Action):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Action):
-    """From now on, transfers of this direction (and rank, modulo tp; None: every rank) stay open."""
+    """From now on, transfers of this direction (and rank; None: every rank) stay open."""
 
     do: ClassVar[str] = "hold"
     direction: Direction = "any"

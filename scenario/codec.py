@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -53,7 +53,7 @@ def decode(cls: type[T], data: Any, where: str) -> T:
     if unknown:
         raise UsageError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(fields)}.")
     kwargs = {}
-    for name, hint in _hints(cls).items():
+    for name, hint in _hints(typing.cast(Any, cls)).items():
         if name not in fields:
             continue
         if name in data:

@@ -22,8 +22,9 @@ class Target:
         name: what the user called it.
         cls: ``package.module:Class``.
         role: vLLM's ``kv_role``.
-        extra: ``kv_connector_extra_config``. Strings may hold ``{run_dir}`` (a fresh folder for each
-            run) and ``{store_blocks}`` (from the shape); external state is so fresh each time.
+        extra: ``kv_connector_extra_config``. Strings may hold ``{run_dir}`` (a fresh folder for
+            each run), ``{run}`` (a name of its own for each) and ``{store_blocks}`` (from the
+            shape), so that external state is fresh each time.
         world: what the target needs simulated. ``plain``: nothing, it talks to the real thing.
             ``transport``: transfers and lookups go through a transport that obeys orders.
         features: features that its owner declares beside those found by introspection.

@@ -1,4 +1,4 @@
-"""Events: what was observed in a run, in order. Every check and every report is derived from them."""
+"""Events: what was observed in a run, in order. Every check and report is derived from them."""
 
 from __future__ import annotations
 

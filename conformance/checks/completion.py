@@ -48,10 +48,10 @@ class OnlyKnown(Check):
                 expected=f"one completion of {name}, which ended while it was loading",
                 got=f"another one in finished_{direction}", why=why, where=where, request=name,
             )  # fmt: skip
-        elif (facts.received if direction == "recving" else facts.sent):
+        elif facts.received if direction == "recving" else facts.sent:
             self.fail(
                 event, f"after its end, {direction}", rule="KVC-303",
-                expected=f"{name} once in finished_{direction}", got="again, after it was forgotten",
+                expected=f"{name} once in finished_{direction}", got="again, later",
                 why=why, where=where, request=name,
             )  # fmt: skip
         elif direction == "sending" and facts.ended:

@@ -56,10 +56,13 @@ class Content(Check):
                 expected=f"KV of the salt {self.ledger.requests[event.request or ''].salt!r}",
                 why="one tenant's KV is served to another",
             )  # fmt: skip
-        elif what == "never-loaded" and (event.engine, data["block"]) in self.ledger.unreported:
+        elif (
+            what == "never-loaded"
+            and (event.engine, event.rank, data["block"]) in self.ledger.unreported
+        ):
             self.fail(
                 event, "never reported", rule="KVC-601", where=_WHERE, got=got,
-                expected=f"block {data['block']}, whose load failed, among those reported as failed",
+                expected=f"block {data['block']}, whose load failed, among those reported",
                 why="the request computes with KV that was never loaded",
             )  # fmt: skip
         else:

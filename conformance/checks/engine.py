@@ -5,16 +5,16 @@ from __future__ import annotations
 from kvconform.conformance.checks.base import Check
 from kvconform.scenario.trace import Event
 
+_LOOKUP = "get_num_new_matched_tokens"
 _ASSERTS: tuple[tuple[str, str, str, str], ...] = (
     # function, source, rule, hook
     ("_update_from_kv_xfer_finished", "req_id in self.requests", "KVC-301", "get_finished"),
     ("_update_from_kv_xfer_finished", "is_finished(req.status)", "KVC-302", "get_finished"),
     ("_free_blocks", "request.is_finished()", "KVC-305", "get_finished"),
-    ("schedule", "num_computed_tokens <= request.num_tokens", "KVC-102", "get_num_new_matched_tokens"),
-    ("schedule", "num_computed_tokens <= request.num_prompt_tokens", "KVC-102",
-     "get_num_new_matched_tokens"),
-    ("schedule", "num_new_tokens > 0", "KVC-102", "get_num_new_matched_tokens"),
-    ("schedule", "num_external_computed_tokens > 0", "KVC-103", "get_num_new_matched_tokens"),
+    ("schedule", "num_computed_tokens <= request.num_tokens", "KVC-102", _LOOKUP),
+    ("schedule", "num_computed_tokens <= request.num_prompt_tokens", "KVC-102", _LOOKUP),
+    ("schedule", "num_new_tokens > 0", "KVC-102", _LOOKUP),
+    ("schedule", "num_external_computed_tokens > 0", "KVC-103", _LOOKUP),
     ("_get_kv_connector_output", "kv_connector_metadata is not None", "KVC-201",
      "build_connector_meta"),
 )  # fmt: skip
@@ -132,8 +132,8 @@ class OutputFollows(Check):
                 event, "other tokens", where="update_from_output",
                 expected=f"the output of the same request without a connector; token {index} is "
                 f"{want[index] if index < len(want) else 'the end'}",
-                got=f"{got[index] if index < len(got) else 'nothing'}, although all KV that was read "
-                "was right, or had been reported as failed",
+                got=f"{got[index] if index < len(got) else 'nothing'}, although the KV that was "
+                "read was right, or had been reported as failed",
                 why="the client gets wrong tokens, without an error",
             )  # fmt: skip
 

@@ -19,8 +19,10 @@ class FailuresReported(Check):
         for name in sorted(event.data["recving"] - event.data["failed"]):
             missing = sorted(
                 block
-                for (engine, block), owner in self.ledger.unreported.items()
-                if owner == name and engine == event.engine and block not in reported
+                for (engine, rank, block), owner in self.ledger.unreported.items()
+                if owner == name
+                and (engine, rank) == (event.engine, event.rank)
+                and block not in reported
             )
             if missing:
                 self.fail(

@@ -22,9 +22,7 @@ class _LookupCheck(Check):
                 promised = None
             self.looked_up(event, self.ledger.requests[event.request], promised, is_async)
 
-    def looked_up(
-        self, event: Event, facts: Facts, promised: int | None, is_async: bool
-    ) -> None:
+    def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         """A lookup; ``promised`` is None when it deferred or answered nonsense."""
         raise NotImplementedError
 
@@ -38,9 +36,7 @@ class NotNegative(_LookupCheck):
 
     rule = "KVC-101"
 
-    def looked_up(
-        self, event: Event, facts: Facts, promised: int | None, is_async: bool
-    ) -> None:
+    def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         self.reached += self.seen_before(facts)
         if promised is not None and promised < 0:
             local = event.data["local"]
@@ -60,9 +56,7 @@ class NotTooMuch(_LookupCheck):
 
     rule = "KVC-102"
 
-    def looked_up(
-        self, event: Event, facts: Facts, promised: int | None, is_async: bool
-    ) -> None:
+    def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         total, local = event.data["total"], event.data["local"]
         if max(facts.known, facts.foreign) > facts.prompt.num_tokens - self.ledger.shape.block_size:
             self.reached += 1
@@ -86,9 +80,7 @@ class NothingIsNotAsync(_LookupCheck):
 
     rule = "KVC-103"
 
-    def looked_up(
-        self, event: Event, facts: Facts, promised: int | None, is_async: bool
-    ) -> None:
+    def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         if promised != 0:
             return
         self.reached += self.seen_before(facts)
@@ -137,9 +129,7 @@ class Repeatable(_LookupCheck):
     def on_admitted(self, event: Event) -> None:
         self._last.pop(event.request or "", None)
 
-    def looked_up(
-        self, event: Event, facts: Facts, promised: int | None, is_async: bool
-    ) -> None:
+    def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         now = (self.ledger.world_version, event.data["local"], promised)
         before = self._last.get(facts.name)
         self._last[facts.name] = now
@@ -163,9 +153,7 @@ class NoneResolves(_LookupCheck):
 
     rule = "KVC-106"
 
-    def looked_up(
-        self, event: Event, facts: Facts, promised: int | None, is_async: bool
-    ) -> None:
+    def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         self.reached += facts.deferred
 
     def on_left(self, event: Event) -> None:

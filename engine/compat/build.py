@@ -119,9 +119,7 @@ def _model_dir() -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _config(
-    cls: str, role: str, engine: int, rank: int, shape: Shape, hybrid: bool
-) -> VllmConfig:
+def _config(cls: str, role: str, engine: int, rank: int, shape: Shape, hybrid: bool) -> VllmConfig:
     module, _, class_name = cls.partition(":")
     parallel = ParallelConfig()
     # Set afterwards: the constructor would look for as many devices as there are ranks.
@@ -208,7 +206,9 @@ def build_kv_cache_config(config: VllmConfig, shape: Shape) -> tuple[KVCacheConf
         more = range(LAYERS_PER_GROUP, 2 * LAYERS_PER_GROUP)
         layers.append(tuple(f"model.layers.{i}.self_attn.attn" for i in more))
         groups.append(
-            KVCacheGroupSpec(list(layers[1]), SlidingWindowSpec(**spec, sliding_window=shape.window))
+            KVCacheGroupSpec(
+                list(layers[1]), SlidingWindowSpec(**spec, sliding_window=shape.window)
+            )
         )
     kv_cache_config = KVCacheConfig(
         num_blocks=shape.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups

@@ -56,7 +56,9 @@ class SimulatedGroup:
 
 
 @contextlib.contextmanager
-def rank_scope(config: VllmConfig, rank: int | None, world_size: int, connector: Any) -> Iterator[None]:
+def rank_scope(
+    config: VllmConfig, rank: int | None, world_size: int, connector: Any
+) -> Iterator[None]:
     """Install what a process holds once: transfer agent, current config, parallel groups.
 
     Args:
@@ -91,7 +93,7 @@ def connector_step(
     """The installed mixin's life cycle of one step, in a forward context; yields its output."""
     context = ForwardContext(
         no_compile_layers=dict(layers),
-        attn_metadata=dict(metadata) if metadata is not None else None,  # type: ignore[arg-type]
+        attn_metadata=dict(metadata) if metadata is not None else None,
         slot_mapping={},
     )
     with (
