@@ -170,6 +170,10 @@ class Moves:
 
     def _abort(self) -> Move:
         abort = Abort(self.draw(st.integers(0, 3)), self.draw(st.booleans()))
+        if {"delay", "full-hit"} <= self.packages and not self.draw(st.integers(0, 2)):
+            mid_step = self.draw(st.booleans())
+            return (*self._open_load(), Abort(0, mid_step), self.draw(steps(2)), Release(),
+                    self.draw(steps(2)))  # fmt: skip
         before: Move = ()
         if self.draw(st.booleans()):
             before = (

@@ -33,6 +33,7 @@ class Facts:
         sent: whether its send completed (aggregated).
         blocks: blocks promised by the last admission with a load.
         load_is_async: whether that load is asynchronous.
+        load_step: step of that admission.
         deferred: the last lookup answered None.
         loads_read: whether attention already read the last load.
     """
@@ -54,6 +55,7 @@ class Facts:
     sent: bool = False
     blocks: tuple[int, ...] = ()
     load_is_async: bool = False
+    load_step: int = 0
     deferred: bool = False
     delivered: list[int] = field(default_factory=list)
     reports: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -185,6 +187,7 @@ class Ledger:
                 b for ids in event.data["blocks"] for b in ids[low // size : -(-high // size)]
             )
             facts.load_is_async = event.data["async"]
+            facts.load_step = event.step
             facts.loading = event.data["async"]
             if event.data["async"]:
                 for key in [k for k in facts.reports if k[0] == "recving"]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kvconform.conformance.interpreter import Interpreter
+from kvconform.conformance.objection import error_for
 from kvconform.conformance.referee import Referee
 from kvconform.engine.cluster import Cluster
 from kvconform.engine.engine import HaltedError
@@ -103,6 +104,16 @@ class Run:
             self._cluster.drain()
         self.halted = True
         self.referee.conclude()
+
+    def verify(self) -> None:
+        """Drain, and raise what was found.
+
+        Raises:
+            ViolationError: a rule was broken.
+        """
+        self.drain()
+        if self.violation is not None:
+            raise error_for(self.violation)
 
     def outcome(self) -> Outcome:
         """What came of it so far."""

@@ -45,8 +45,7 @@ def as_test(crash: Crash) -> str:
     for action, name in zip(scenario.actions, names, strict=False):
         call = f"        run.do({_call(action)})"
         lines.append(f"{call}  # {name}" if name else call)
-    lines.append("        run.drain()")
-    lines.append("        assert run.violation is None, run.violation")
+    lines.append("        run.verify()")
     return head + "\n".join(lines) + "\n"
 
 

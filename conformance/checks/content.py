@@ -74,12 +74,27 @@ class Content(Check):
 
 
 class OnlyPromisedBlocks(Check):
-    """KVC-404: counts its provocation; the evidence comes to :class:`Content`."""
+    """KVC-404; where transfers cannot be seen, the evidence comes to :class:`Content`."""
 
     rule = "KVC-404"
 
     def on_admitted(self, event: Event) -> None:
         self.reached += bool(event.data["external"] > 0 and event.data["local"] > 0)
+
+    def on_moved(self, event: Event) -> None:
+        data = event.data
+        facts = self.ledger.requests.get(event.request or "")
+        if data["direction"] != "load" or facts is None:
+            return
+        outside = sorted(set(data["blocks"]) - set(data["failed"]) - set(facts.blocks))
+        if outside:
+            self.fail(
+                event, "outside the promise",
+                expected=f"the load of {facts.name} writes only the blocks that were allocated "
+                "for it", got=f"block {outside[0]} written too",
+                why="a block that was found locally is shared: others may be reading it",
+                where="transport",
+            )  # fmt: skip
 
 
 class Partitioning(Check):

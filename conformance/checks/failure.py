@@ -47,14 +47,15 @@ class OnlyOwnBlocks(Check):
         loads = {
             block
             for facts in self.ledger.requests.values()
-            if facts.engine == event.engine and facts.status is not None
+            if facts.engine == event.engine
+            and (facts.loading or (facts.load_step == event.step and not facts.load_is_async))
             for block in facts.blocks
         }
         strange = sorted(event.data["invalid"] - loads)
         if strange:
             self.fail(
                 event, "not a load's block",
-                expected="only blocks of loads that were promised to a living request",
+                expected="only blocks of loads that are open, or that this step had to wait for",
                 got=f"block {strange[0]}",
                 why="vLLM rolls back, or fails, every request that holds the block",
                 where="get_block_ids_with_load_errors",

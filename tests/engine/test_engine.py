@@ -1,0 +1,136 @@
+"""The engine by itself: right connectors give the oracle's output, in every shape."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from kvconform.conformance.run import Run, play
+from kvconform.engine.cluster import Cluster
+from kvconform.engine.world import World
+from kvconform.scenario.actions import Abort, Action, Arrive, Reset, Step
+from kvconform.scenario.errors import UsageError
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.shape import Shape
+from kvconform.scenario.trace import Kind, Trace
+from tests.engine.plain import KeepsForEver, Nothing, NothingInGroups, target
+
+BUSY: tuple[Action, ...] = (
+    Arrive(Prompt(0, 50), 20),
+    Arrive(Prompt(0, 40, 5), 20),
+    Arrive(Prompt(1, 33), 9),
+    Step(3),
+    Reset(running=True),
+    Arrive(Prompt(0, 50), 4),
+    Step(4),
+    Abort(1, mid_step=True),
+    Step(2),
+)
+
+SHAPES = {
+    "default": Shape(),
+    "two ranks": Shape(tp=2),
+    "chunked prefill": Shape(max_num_batched_tokens=24),
+    "preemption": Shape(num_blocks=9),
+    "async": Shape(async_scheduling=True),
+    "async, preemption": Shape(num_blocks=9, async_scheduling=True),
+    "no prefix cache": Shape(prefix_caching=False),
+    "two groups": Shape(window=32),
+    "two groups, tight": Shape(window=32, num_blocks=16, max_num_batched_tokens=24),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_output_equals_the_oracle_and_nothing_is_left(name: str) -> None:
+    outcome = play(target(NothingInGroups), Scenario(SHAPES[name], BUSY))
+    assert outcome.violation is None
+    delivered: dict[str, list[int]] = {}
+    for event in outcome.trace.of(Kind.TOKENS):
+        assert event.request is not None
+        delivered.setdefault(event.request, []).extend(event.data["tokens"])
+    assert [len(tokens) for tokens in delivered.values()].count(20) == 2
+    assert len(list(outcome.trace.of(Kind.QUIET))) == 1
+
+
+def test_preemption_happens_when_the_pool_is_tight() -> None:
+    outcome = play(
+        target(Nothing),
+        Scenario(Shape(num_blocks=7), (Arrive(Prompt(0, 40), 30), Arrive(Prompt(1, 20), 40))),
+    )
+    assert outcome.violation is None
+    assert any(e.data["new"] == "PREEMPTED" for e in outcome.trace.of(Kind.STATUS))
+
+
+def test_leaks_are_found_in_every_group() -> None:
+    outcome = play(target(KeepsForEver), Scenario(Shape(window=32), BUSY))
+    left = {e.data["what"] for e in outcome.trace.of(Kind.LEFT)}
+    assert {"request", "blocks", "block table of group 0", "block table of group 1"} <= left
+    assert outcome.violation is not None
+    assert outcome.violation.fingerprint.rule == "KVC-402"
+
+
+def test_aborts_come_between_execute_and_update() -> None:
+    outcome = play(
+        target(Nothing),
+        Scenario(Shape(), (Arrive(Prompt(0, 20), 5), Step(2), Abort(0, mid_step=True), Step(1))),
+    )
+    assert outcome.violation is None
+    kinds = [
+        (e.kind, e.data.get("name")) for e in outcome.trace.events if e.step == 3 and e.engine == 0
+    ]
+    order = [name for kind, name in kinds if kind is Kind.HOOK]
+    # the workers ran (get_transfer_results) before the abort reached the connector
+    assert order.index("get_transfer_results") < order.index("request_finished")
+    assert not [e for e in outcome.trace.of(Kind.TOKENS) if e.step == 3]
+
+
+def test_a_block_is_poisoned_when_it_changes_hands_and_not_when_it_is_freed() -> None:
+    cluster = Cluster(target(Nothing), Shape(), World(), Trace())
+    cluster.arrive(Prompt(0, 32), 1, None, 0)
+    engine = cluster.engines[0]
+    memory = engine.memory
+    while engine.step():
+        pass
+    used = [b for b, owner in enumerate(memory.owners) if owner == "r0"]
+    kept = memory.words[0][:, used].copy()
+    assert memory.computed[used[0]].all()  # freed, and still a valid local hit
+    cluster.arrive(Prompt(0, 40), 1, None, 0)
+    engine.step()
+    assert (memory.words[0][:, used[:2]] == kept[:, :2]).all()
+    before = list(memory.epochs)
+    engine.memory.hand_over(used[:1], "r9")
+    assert memory.epochs[used[0]] == before[used[0]] + 1
+    assert not memory.computed[used[0]].any()
+    assert not (memory.words[0][:, used[:1]] == kept[:, :1]).any()
+    cluster.close()
+
+
+def test_steps_cross_the_wire_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    loads = pickle.loads
+    monkeypatch.setattr(pickle, "loads", lambda blob: seen.append(blob) or loads(blob))
+    outcome = play(target(Nothing), Scenario(Shape(tp=2), (Arrive(Prompt(0, 20), 1),)))
+    assert outcome.violation is None
+    assert len(seen) == 2 * 2 * outcome.steps  # to each rank, and back
+
+
+def test_process_global_state_is_restored() -> None:
+    from vllm.distributed import parallel_state
+    from vllm.distributed.kv_transfer import kv_transfer_state
+
+    play(target(Nothing), Scenario(Shape(tp=2), BUSY))
+    assert kv_transfer_state._KV_CONNECTOR_AGENT is None
+    assert parallel_state._TP is None
+
+
+class BadConstructor(Nothing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise OSError("no route to the store")
+
+
+def test_a_constructor_that_raises_gets_a_sentence() -> None:
+    with pytest.raises(UsageError, match="could not be set up: OSError: no route to the store"):
+        Run(target(BadConstructor))

@@ -1,0 +1,40 @@
+"""The oracle: KV is a pure function of prefix, identity, layer and head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvconform.engine.oracle import poison, stream, unpoison, words_of
+
+
+def test_kv_follows_from_the_prefix() -> None:
+    a, b = stream((5, 6, 7, 8), None, 0), stream((5, 6, 9, 8), None, 0)
+    assert np.array_equal(a.words(0, 0)[:2], b.words(0, 0)[:2])
+    assert not (a.words(0, 0)[2:] == b.words(0, 0)[2:]).any()  # also where the token is the same
+
+
+def test_kv_follows_from_identity_layer_and_head() -> None:
+    plain, salted = stream((5, 6), None, 0), stream((5, 6), "a", 0)
+    assert not (plain.words(0, 0) == salted.words(0, 0)).any()
+    assert not (plain.words(0, 0) == plain.words(1, 0)).any()
+    assert not (plain.words(0, 0) == plain.words(0, 1)).any()
+
+
+def test_words_are_finite_normal_floats() -> None:
+    digests = np.arange(1, 2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    floats = words_of(digests, 3, 1).view(np.float32)
+    assert np.isfinite(floats).all()
+    assert (np.abs(floats) >= np.finfo(np.float32).tiny).all()
+
+
+def test_output_is_known_in_advance() -> None:
+    whole = stream((5, 6, 7), None, 4)
+    again = stream(tuple(whole.tokens[:5]), None, 2)
+    assert whole.tokens == again.tokens
+    assert whole.next_token(3) == whole.tokens[3]
+
+
+def test_poison_tells_where_it_came_from() -> None:
+    (word,) = poison(2, [77], [5])
+    assert unpoison(int(word)) == (2, 77, 5)
+    assert unpoison(int(stream((5, 6), None, 0).words(0, 0)[0, 0])) is None
