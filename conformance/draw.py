@@ -154,10 +154,13 @@ class Moves:
                 self.draw(steps(2)))  # fmt: skip
 
     def _open_load(self) -> Move:
-        """A request that waits for its load."""
-        first = self._returning()
+        """A request that waits for its load: two blocks or more, found outside only."""
+        prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from((33, 40, 48, 64))))
+        first = Arrive(prompt, 1, engine=self.draw(st.integers(0, 1)))
+        # Running requests keep the local cache from being emptied, unless they are preempted.
+        reset = Reset(running="preempt" in self.packages, engine=first.engine)
         hold = Hold("load", self.draw(st.sampled_from((None, 0, 1))))
-        return (first, Step(5, first.engine), Reset(engine=first.engine), hold, first,
+        return (first, Step(5, first.engine), reset, hold, first,
                 Step(self.draw(st.integers(1, 2)), first.engine))  # fmt: skip
 
     def _meanwhile(self) -> Move:

@@ -18,7 +18,7 @@ _SHORT = {
     "FINISHED_ERROR": "failed",
 }
 COLUMNS = ("step", "action", "requests", "free", "open", "the connector said")
-WIDTHS = (7, 34, 30, 5, 6, 52)
+WIDTHS = (6, 28, 24, 4, 4, 46)
 
 
 class _State:

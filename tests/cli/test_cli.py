@@ -146,7 +146,7 @@ def test_a_crash_becomes_a_test_that_fails_for_the_same_reason(crashed: tuple[Pa
 
 
 def test_the_report_fits_its_schema(crashed: tuple[Path, Path]) -> None:
-    folder, path = crashed
+    folder, _ = crashed
     report = json.loads((folder / "report.json").read_text())
     schema = json.loads(files("kvconform.reports").joinpath("schema.json").read_text())
     jsonschema.validate(report, schema)

@@ -23,7 +23,7 @@ def test_every_list_of_actions_is_a_scenario(scenario: Scenario) -> None:
     # The reference connector is right, so what is found is vLLM's own.
     assert outcome.violation is None or outcome.violation.fingerprint.side == "vLLM"
     if outcome.violation is None:
-        actions = [e for e in outcome.trace.of(Kind.ACTION)]
+        actions = list(outcome.trace.of(Kind.ACTION))
         assert [e.data["index"] for e in actions] == list(range(len(scenario.actions)))
 
 

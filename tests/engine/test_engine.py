@@ -109,9 +109,14 @@ def test_a_block_is_poisoned_when_it_changes_hands_and_not_when_it_is_freed() ->
 
 
 def test_steps_cross_the_wire_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
+    seen: list[bytes] = []
     loads = pickle.loads
-    monkeypatch.setattr(pickle, "loads", lambda blob: seen.append(blob) or loads(blob))
+
+    def counted(blob: bytes) -> Any:
+        seen.append(blob)
+        return loads(blob)
+
+    monkeypatch.setattr(pickle, "loads", counted)
     outcome = play(target(Nothing), Scenario(Shape(tp=2), (Arrive(Prompt(0, 20), 1),)))
     assert outcome.violation is None
     assert len(seen) == 2 * 2 * outcome.steps  # to each rank, and back

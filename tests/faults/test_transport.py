@@ -105,7 +105,7 @@ def test_the_drain_ends_all_faults() -> None:
             run.do(action)
         run.drain()
         assert run.violation is None
-        assert not [e for e in run.trace.of(Kind.LEFT)]
+        assert not list(run.trace.of(Kind.LEFT))
 
 
 def test_outside_a_run_there_is_no_transport() -> None:

@@ -15,9 +15,8 @@ import numpy as np
 from vllm.v1.request import RequestStatus
 
 from kvconform.connectors.ascend.connector import AscendConnector
-from kvconform.connectors.ascend.metadata import Direction, Job, StepJobs
+from kvconform.connectors.ascend.metadata import Direction, StepJobs
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
-from kvconform.connectors.ascend.transport import Outcome
 from kvconform.connectors.ascend.worker import WorkerHalf
 
 if TYPE_CHECKING:
