@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 
 from kvconform.scenario.errors import UsageError
@@ -25,3 +26,6 @@ def require_vllm() -> None:
         raise UsageError(
             f"The installed vLLM cannot be imported: {type(error).__name__}: {error}."
         ) from error
+    # vLLM and torch are a million objects that never die: keep the collector from walking them.
+    gc.collect()
+    gc.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
@@ -10,6 +11,11 @@ from kvconform.conformance.ledger import Ledger
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
 from kvconform.scenario.violation import Violation
+
+
+@functools.cache
+def _ears_of(check: type[Check]) -> tuple[str, ...]:
+    return tuple(name for name in dir(check) if name.startswith("on_"))
 
 
 class Referee:
@@ -26,9 +32,8 @@ class Referee:
         self.checks: list[Check] = [c(self.ledger, target_class, self._object) for c in ALL]
         self._ears: dict[str, list[Callable[[Event], None]]] = defaultdict(list)
         for check in self.checks:
-            for name in dir(check):
-                if name.startswith("on_"):
-                    self._ears[name[3:]].append(getattr(check, name))
+            for name in _ears_of(type(check)):
+                self._ears[name[3:]].append(getattr(check, name))
         self._left: list[Event] = []
 
     def hear(self, event: Event) -> None:
