@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
@@ -12,10 +11,9 @@ from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
 from kvconform.scenario.violation import Violation
 
-
-@functools.cache
-def _ears_of(check: type[Check]) -> tuple[str, ...]:
-    return tuple(name for name in dir(check) if name.startswith("on_"))
+_EARS: dict[type[Check], tuple[str, ...]] = {
+    check: tuple(name for name in dir(check) if name.startswith("on_")) for check in ALL
+}
 
 
 class Referee:
@@ -32,7 +30,7 @@ class Referee:
         self.checks: list[Check] = [c(self.ledger, target_class, self._object) for c in ALL]
         self._ears: dict[str, list[Callable[[Event], None]]] = defaultdict(list)
         for check in self.checks:
-            for name in _ears_of(type(check)):
+            for name in _EARS[type(check)]:
                 self._ears[name[3:]].append(getattr(check, name))
         self._left: list[Event] = []
 

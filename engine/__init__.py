@@ -6,6 +6,7 @@ before vLLM is.
 
 from __future__ import annotations
 
+import logging
 import os
 
 _ENVIRONMENT = {
@@ -22,3 +23,6 @@ _ENVIRONMENT = {
 
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+# torch says at import that it misses Triton, on every machine without a GPU.
+logging.getLogger("torch._library.triton").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The reference connector in a real scheduler, with real aggregation and a model that checks its KV.
+"""The reference connector in a real scheduler, with a model that checks its KV.
 
 Everything of vLLM is real but the model runner and the model: the KV of a position is a number that
 follows from the tokens up to there, the layer and the rank; attention reads all of it back and
@@ -212,7 +212,7 @@ class Worker:
         scheduled = so.num_scheduled_tokens
         context = ForwardContext(
             no_compile_layers={},
-            attn_metadata={n: None for n in LAYERS} if scheduled else None,
+            attn_metadata=dict.fromkeys(LAYERS) if scheduled else None,
             slot_mapping={},
         )
         with (
@@ -264,7 +264,7 @@ class Worker:
                     if bool((kv[self._slot(request, position)] != want).any()):
                         self.misread.append((request, position))
             self.connector.save_kv_layer(name, kv, None)
-        sampled = []
+        sampled: list[list[int]] = []
         for request, count in so.num_scheduled_tokens.items():
             tokens = self.tokens[request]
             if starts[request] + count < len(tokens):
@@ -416,8 +416,8 @@ class Engine:
             assert not self.aggregator._recv_remaining_count
             assert not self.aggregator._send_remaining_count
         half = self.half
-        assert not (half._lives or half._open or half._outbox)
+        assert [half._lives, half._open, half._outbox] == [{}, {}, []]
         for worker in self.workers:
             mine = worker.connector.worker
-            assert not (mine._to_start or mine._load_errors or mine._closings)
+            assert [mine._to_start, mine._load_errors, mine._closings] == [[], set(), {}]
         assert self.store.holders == frozenset()
