@@ -74,7 +74,7 @@ class Engine:
         self._snapshot: Any = None
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[set[int]] = []
-        self.config = compat.build_config(target, index, 0, shape, extra)
+        self.config = compat.build_config(target, index, None, shape, extra)
         with compat.rank_scope(self.config, None, shape.tp, None):
             parts = compat.build_scheduler(self.config, shape)
         self.scheduler = parts.scheduler
@@ -106,6 +106,7 @@ class Engine:
                 worker.register()
             self.workers.append(worker)
         self._aggregator = compat.world_output(self.connector, shape.tp)
+        self._config_states = [compat.config_state(c) for c in self._all_configs()]
 
     # -- what the outside does to an engine ------------------------------------------------------
 
@@ -472,8 +473,20 @@ class Engine:
             )
         )  # fmt: skip
 
+    def _all_configs(self) -> list[Any]:
+        return [self.config, *self._configs]
+
     def shutdown(self) -> None:
-        """Shut both halves down, as the engine does."""
+        """Shut both halves down, as the engine does; changed configs are not used again."""
+        if [compat.config_state(c) for c in self._all_configs()] != self._config_states:
+            compat.forget_configs()
+            self.trace.emit(
+                Event(
+                    Kind.LOG, self.index, self.step_number,
+                    data={"level": "WARNING", "logger": "kvconform",
+                          "message": "the target changed vLLM's config during the run"},
+                )
+            )  # fmt: skip
         for worker, config in zip(self.workers, self._configs, strict=True):
             with compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector):
                 worker.connector.shutdown()

@@ -119,13 +119,15 @@ def _model_dir() -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _config(cls: str, role: str, engine: int, rank: int, shape: Shape, hybrid: bool) -> VllmConfig:
+def _config(
+    cls: str, role: str, engine: int, rank: int | None, shape: Shape, hybrid: bool
+) -> VllmConfig:
     module, _, class_name = cls.partition(":")
     parallel = ParallelConfig()
     # Set afterwards: the constructor would look for as many devices as there are ranks.
     parallel.tensor_parallel_size = shape.tp
     parallel.world_size = shape.tp
-    parallel.rank = rank
+    parallel.rank = rank or 0
     folder = _model_dir()
     config = VllmConfig(
         model_config=ModelConfig(
@@ -181,13 +183,36 @@ def _config(cls: str, role: str, engine: int, rank: int, shape: Shape, hybrid: b
 
 
 def build_config(
-    target: Target, engine: int, rank: int, shape: Shape, extra: Mapping[str, Any]
+    target: Target, engine: int, rank: int | None, shape: Shape, extra: Mapping[str, Any]
 ) -> VllmConfig:
-    """The config of one rank of one engine; built once per shape, ``extra`` is set for this run."""
+    """The config of one process of one engine: of a rank, or (None) of the scheduler.
+
+    Built once per shape; ``extra`` is set for this run.
+    """
     config = _config(target.cls, target.role, engine, rank, shape, bool(shape.window))
     assert config.kv_transfer_config is not None
     config.kv_transfer_config.kv_connector_extra_config = dict(extra)
     return config
+
+
+def config_state(config: VllmConfig) -> str:
+    """What a target must leave alone in a config that later runs share, as text to compare."""
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    parts = (
+        config.cache_config.block_size,
+        config.cache_config.num_gpu_blocks,
+        config.cache_config.enable_prefix_caching,
+        vars(config.scheduler_config),
+        {k: v for k, v in vars(transfer).items() if k != "kv_connector_extra_config"},
+        (config.parallel_config.tensor_parallel_size, config.parallel_config.rank),
+    )
+    return repr(parts)
+
+
+def forget_configs() -> None:
+    """Build configs anew from now on: a target changed one that is shared between runs."""
+    _config.cache_clear()
 
 
 def build_kv_cache_config(config: VllmConfig, shape: Shape) -> tuple[KVCacheConfig, Any]:

@@ -139,3 +139,19 @@ class BadConstructor(Nothing):
 def test_a_constructor_that_raises_gets_a_sentence() -> None:
     with pytest.raises(UsageError, match="could not be set up: OSError: no route to the store"):
         Run(target(BadConstructor))
+
+
+class ChangesConfig(Nothing):
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        self._vllm_config.scheduler_config.max_num_seqs = 1
+        return super().build_connector_meta(scheduler_output)
+
+
+def test_a_config_that_a_target_changed_is_not_used_again() -> None:
+    scenario = Scenario(Shape(max_num_seqs=7), (Arrive(Prompt(0, 20), 1),))
+    with Run(target(ChangesConfig), scenario.shape) as run:
+        run.do(scenario.actions[0])
+        run.drain()
+    assert any("changed vLLM's config" in e.data["message"] for e in run.trace.of(Kind.LOG))
+    with Run(target(ChangesConfig), scenario.shape) as run:
+        assert run._cluster.engines[0].config.scheduler_config.max_num_seqs == 7
