@@ -12,8 +12,13 @@ from typing import Any
 
 from kvconform import __version__
 from kvconform.cli import options as parse
+from kvconform.conformance.check import LEVELS, Options, check_connector
+from kvconform.conformance.profiles import find as find_profile
+from kvconform.conformance.report import report, rule_data, rules_data, run_data
+from kvconform.conformance.verdict import exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
 from kvconform.faults.packages import select
+from kvconform.reports import crash, terminal
 from kvconform.scenario.errors import UsageError
 
 
@@ -26,39 +31,25 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     target = with_flags(resolve(options.target), role=options.role, extra=options.extra)
     if options.examples < 1:
         raise UsageError(f"--examples must be at least 1, got {options.examples}.")
-    faults = select(options.faults)
-    shape = parse.shape(options.shape, options.policy)
-    budget = parse.seconds(options.budget)
-
-    # From here on vLLM is imported: seconds.
-    from kvconform.cli.vllm import require_vllm
-
-    require_vllm()
-    from kvconform.conformance.check import LEVELS, Options, check_connector
-    from kvconform.conformance.profiles import find as find_profile
-    from kvconform.conformance.report import report, rule_data, rules_data, run_data
-    from kvconform.conformance.verdict import exit_code
-    from kvconform.engine.compat import vllm_version
-    from kvconform.reports import crash, terminal
-
     level = parse.level(options.level, LEVELS)
     if options.profile is not None:
         find_profile(options.profile)
-    ticker = Ticker()
-    checked = check_connector(
-        target,
-        Options(
-            level=level,
-            profile=options.profile,
-            faults=faults,
-            shape=shape,
-            examples=options.examples,
-            seed=options.seed,
-            budget=budget,
-        ),
-        ticker.tell,
+    wanted = Options(
+        level=level,
+        profile=options.profile,
+        faults=select(options.faults),
+        shape=parse.shape(options.shape, options.policy),
+        examples=options.examples,
+        seed=options.seed,
+        budget=parse.seconds(options.budget, "--budget") if options.budget else None,
+        processes=parse.processes(options.processes),
+        limits=parse.limits(options.hang_limit, options.memory_limit),
     )
-    ticker.clear()
+    ticker = Ticker()
+    try:
+        checked = check_connector(target, wanted, ticker.tell)
+    finally:
+        ticker.clear()
     out = sys.stderr if options.json == "-" else sys.stdout
     paths: dict[str, str] = {}
     for finding in checked.findings:
@@ -70,7 +61,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
                 violation,
                 finding.scenario,
                 crash.resolved(finding.trace),
-                {"kvconform": __version__, "vllm": vllm_version()},
+                {"kvconform": __version__, "vllm": checked.vllm},
             )
             path = str(crash.write(stored, Path(options.report)))
             paths[violation.fingerprint.id] = path
@@ -83,13 +74,18 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         )
         if not finding.confirmed:
             print("  NOT CONFIRMED: the same scenario, played again, ended differently.", file=out)
+    for index, death in enumerate(checked.deaths):
+        if death.scenario is not None:
+            path = str(crash.write_death(target, death.scenario, death.how, Path(options.report)))
+            paths[f"death-{index}"] = path
+        print(terminal.death(death, paths.get(f"death-{index}")), file=out)
     command = shlex.join(line)
     profile = checked.verdict.profile.name
-    title = f"{target.name} ({target.cls}), profile {profile}, vLLM {vllm_version()}"
+    title = f"{target.name} ({target.cls}), profile {profile}, vLLM {checked.vllm}"
     print(
         terminal.summary(
             title,
-            checked.verdict.result,
+            "killed" if checked.deaths else checked.verdict.result,
             rules_data(checked, paths),
             run_data(checked, command),
             checked.features,
@@ -107,7 +103,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         print(_coverage(checked.coverage), file=out)
     if options.json:
         write_json(report(checked, __version__, command, paths), options.json)
-    return exit_code(checked.verdict, strict=options.strict)
+    return exit_code(checked.verdict, strict=options.strict, killed=bool(checked.deaths))
 
 
 def write_json(data: dict[str, Any], where: str) -> None:
@@ -129,7 +125,8 @@ def write_json(data: dict[str, Any], where: str) -> None:
 
 def _coverage(coverage: Any) -> str:
     lines = ["", "  fault met state (how often):"]
-    for (action, state), count in sorted(coverage.items()):
+    for pair, count in sorted(coverage.items()):
+        action, _, state = pair.partition(" ")
         lines.append(f"    {action:<8} {state:<24} {count}")
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ def doctor() -> int:
         except importlib.metadata.PackageNotFoundError:
             print(f"{name:<12} -")
     try:
-        from kvconform.cli.vllm import require_vllm
+        from kvconform.engine.installed import require_vllm
 
         require_vllm()
     except UsageError as error:

@@ -55,6 +55,10 @@ def parser() -> argparse.ArgumentParser:
         default="both",
         help="kv_load_failure_policy (default both)",
     )
+    check.add_argument(
+        "-n", dest="processes", default="1", metavar="N|auto", help="processes (default 1)"
+    )
+    _limits(check)
     check.add_argument("--role", help="kv_role of a bare class")
     check.add_argument("--extra", help="kv_connector_extra_config of a bare class, as JSON")
     check.add_argument("--strict", action="store_true", help="partial is not good enough")
@@ -69,6 +73,8 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--against", metavar="TARGET", help="play it on another connector")
     replay.add_argument("--as-test", action="store_true", help="print it as a pytest file instead")
 
+    _limits(replay)
+
     explain = commands.add_parser("explain", help="explain a rule")
     explain.add_argument("rule", metavar="RULE", help="such as KVC-302")
 
@@ -78,6 +84,15 @@ def parser() -> argparse.ArgumentParser:
 
     commands.add_parser("doctor", help="show what is installed, and whether it works")
     return top
+
+
+def _limits(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--hang-limit", default="60s", metavar="TIME", help="without a sign of life (default 60s)"
+    )
+    command.add_argument(
+        "--memory-limit", default="6g", metavar="SIZE", help="of a process (default 6g)"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = parser().parse_args(arguments)
-        if options.command in ("check", "replay", "doctor"):
+        if options.command == "doctor":
             _fix_hash_seed(argv)
         return _command(options, ["kvconform", *arguments])
     except UsageError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
 
+from kvconform.conformance.pool import Limits
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.shape import Shape
 
@@ -14,18 +16,42 @@ _SHORT = {"async": "async_scheduling", "blocks": "num_blocks", "policy": "load_f
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-def seconds(text: str | None) -> float | None:
+def seconds(text: str, option: str) -> float:
     """``90s``, ``5m``, ``1h`` or a number of seconds.
 
     Raises:
         UsageError: it is none of these.
     """
-    if text is None:
-        return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not found or float(found[1]) <= 0:
-        raise UsageError(f"--budget is a time such as 90s, 5m or 1h, got {text!r}.")
+        raise UsageError(f"{option} is a time such as 90s, 5m or 1h, got {text!r}.")
     return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def limits(hang: str, memory: str) -> Limits:
+    """Limits of a process from ``--hang-limit`` and ``--memory-limit``.
+
+    Raises:
+        UsageError: one of them is no time, or no size.
+    """
+    found = re.fullmatch(r"(\d+)([mg])", memory.lower())
+    if not found or not int(found[1]):
+        raise UsageError(f"--memory-limit is a size such as 800m or 6g, got {memory!r}.")
+    size = int(found[1]) << (30 if found[2] == "g" else 20)
+    return Limits(hang=seconds(hang, "--hang-limit"), memory=size)
+
+
+def processes(text: str) -> int:
+    """A number of processes from ``-n``; ``auto``: as many as there are cores.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text == "auto":
+        return os.cpu_count() or 1
+    if not re.fullmatch(r"[1-9]\d?", text):
+        raise UsageError(f"-n is a number of processes from 1 to 99, or 'auto', got {text!r}.")
+    return int(text)
 
 
 def level(text: str, known: Iterable[str]) -> str:

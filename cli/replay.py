@@ -5,6 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kvconform.cli import options as parse
+from kvconform.conformance.pool import Pool
+from kvconform.conformance.report import rule_data
+from kvconform.conformance.rules import find
+from kvconform.conformance.units import Job, Unit
+from kvconform.conformance.verdict import EXIT_HARNESS, EXIT_KILLED
 from kvconform.connectors.targets.resolve import resolve
 from kvconform.reports import crash, terminal
 from kvconform.reports.as_test import as_test
@@ -25,29 +31,25 @@ def replay(options: argparse.Namespace) -> int:
         return 0
     target = resolve(options.against) if options.against else stored.target
 
-    from kvconform.cli.vllm import require_vllm
-
-    require_vllm()
-    from kvconform.conformance import static
-    from kvconform.conformance.report import rule_data
-    from kvconform.conformance.rules import find
-    from kvconform.conformance.run import play
-    from kvconform.conformance.verdict import EXIT_HARNESS
-
     rule = find(stored.violation.fingerprint.rule)
-    static.load(target)
-    outcome = play(target, stored.scenario)
-    violation = outcome.violation
-    if violation is None:
+    job = Job(target, Unit("play", "replay", scenario=stored.scenario.to_json()))
+    with Pool(1, parse.limits(options.hang_limit, options.memory_limit)) as pool:
+        (done,) = pool.map([job])
+    if done.death is not None:
+        print(terminal.death(done.death, None))
+        return EXIT_KILLED
+    assert done.result is not None
+    if not done.result.found:
         what = f"{target.name}: no rule is broken"
         print(f"PASSED  {what}" if options.against else f"FIXED  {rule.id}: {what} any more")
         return FIXED
-    again = play(target, stored.scenario).violation
-    if again != violation:
+    (again,) = done.result.found
+    violation = again.violation
+    if not again.confirmed:
         print(f"NONDETERMINISTIC  {target.name}: two replays of the scenario ended differently")
         return EXIT_HARNESS
     found = find(violation.fingerprint.rule)
-    print(terminal.fault(violation, outcome.scenario, outcome.trace, rule_data(found)))
+    print(terminal.fault(violation, again.scenario, again.trace(), rule_data(found)))
     if options.against:
         word = f"FAILED  {target.name} breaks {found.id}"
     elif violation == stored.violation:

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from kvconform.conformance import static
-from kvconform.conformance.lifecycle import SCENARIOS
-from kvconform.conformance.machine import explore, make_machine
-from kvconform.conformance.minimise import MAX_RUNS, Minimiser
+from kvconform.conformance.minimise import MAX_RUNS
+from kvconform.conformance.pool import Death, Done, Limits, Pool
 from kvconform.conformance.profiles import find as find_profile
-from kvconform.conformance.run import Outcome, play
+from kvconform.conformance.units import Found, Job, Result, Unit, do, merge, plan
 from kvconform.conformance.verdict import Finding, Verdict, judge
 from kvconform.faults.packages import NAMES, possible
-from kvconform.faults.transport import make_world
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.target import Target
 from kvconform.scenario.violation import Fingerprint
 
-Level = Literal["L0", "L1", "L2", "L3"]
 LEVELS: dict[str, str] = {
     "L0": "shape: what the class shows without being run",
     "L1": "life cycle: fixed scenarios",
     "L2": "each fault package alone",
     "L3": "chaos: all packages, drawn for each run",
 }
-PACKAGE_EXAMPLES = 10
-"""Runs of L2 for each fault package (a tenth of the examples at most)."""
+
+ORDERS: Mapping[str, frozenset[str]] = {
+    "plain": frozenset(),
+    "transport": frozenset({"hold", "release", "busy", "fail"}),
+}
+"""What each world can be told to do (see ``faults``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class Options:
         budget: seconds after which exploration stops, None: no limit. Shrinking is bounded by
             runs.
         shrink_runs: runs that shrinking one fault may cost.
+        processes: processes that the target lives in; 0: in this one, where a target that
+            crashes takes everything down.
+        limits: what a process may use.
     """
 
     level: str = "L3"
@@ -56,6 +59,8 @@ class Options:
     seed: int = 1
     budget: float | None = None
     shrink_runs: int = MAX_RUNS
+    processes: int = 0
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(slots=True)
@@ -79,18 +84,22 @@ class Checked:
         options: how.
         verdict: the result, rule by rule.
         features: what the target has, each with how that was found.
-        coverage: (action, request state) pairs that occurred.
+        coverage: ``action state`` pairs that occurred.
         progress: totals.
+        vllm: the installed vLLM's version.
         cut_short: the budget ended before the examples did.
+        deaths: processes that the target took down.
     """
 
     target: Target
     options: Options
     verdict: Verdict
     features: dict[str, str]
-    coverage: Counter[tuple[str, str]]
+    coverage: Counter[str]
     progress: Progress
+    vllm: str = ""
     cut_short: bool = False
+    deaths: list[Death] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Finding]:
@@ -98,157 +107,160 @@ class Checked:
         return [f for v in self.verdict.rules for f in v.findings]
 
 
-class _Collector:
-    """Keeps one scenario per fingerprint; the rest is counted."""
-
-    def __init__(self, progress: Progress, tell: Callable[[Progress], None]) -> None:
-        self.progress = progress
-        self.reached: Counter[str] = Counter()
-        self.coverage: Counter[tuple[str, str]] = Counter()
-        self.found: dict[Fingerprint, tuple[Outcome, int]] = {}
-        self._tell = tell
-        self._began = time.monotonic()
-
-    def ended(self, outcome: Outcome) -> None:
-        """A run ended. A fingerprint once found is muted: exploring goes on."""
-        progress = self.progress
-        progress.examples += 1
-        progress.steps += outcome.steps
-        progress.checked_steps += outcome.checked_steps
-        progress.seconds = time.monotonic() - self._began
-        self.reached.update(outcome.reached)
-        self.coverage.update(outcome.coverage)
-        if outcome.violation is not None:
-            fingerprint = outcome.violation.fingerprint
-            kept, count = self.found.get(fingerprint, (outcome, 0))
-            if len(outcome.scenario.actions) < len(kept.scenario.actions):
-                kept = outcome  # a shorter one is quicker to shrink
-            self.found[fingerprint] = (kept, count + 1)
-            progress.findings = len(self.found)
-        self._tell(progress)
+Tell = Callable[[Progress], None]
 
 
 def check_connector(
-    target: Target,
-    options: Options | None = None,
-    tell: Callable[[Progress], None] = lambda _: None,
+    target: Target, options: Options | None = None, tell: Tell = lambda _: None
 ) -> Checked:
     """Check a connector against the contract.
 
     Args:
         target: the connector.
         options: how much, and what.
-        tell: hears of progress, after each run.
+        tell: hears of progress.
 
     Raises:
         UsageError: the target cannot be loaded or set up, or an option is wrong.
+        HarnessError: kvconform itself failed.
     """
     options = options or Options()
-    profile = find_profile(options.profile or target.profile)
-    progress = Progress("L0")
-    collector = _Collector(progress, tell)
-    began = time.monotonic()
-
-    def spent() -> bool:
-        return options.budget is not None and time.monotonic() - began > options.budget
-
-    cls = static.load(target)
-    offers = make_world(target.world).offers
-    features = static.features(cls, target, offers)
-    fixed = dict(target.shape) | dict(options.shape)
-    findings = [Finding(v, Scenario()) for v in static.judge(cls, target)]
-    level = list(LEVELS).index(options.level)
-    # What cannot even be constructed is not run.
-    runnable = not any(f.violation.fingerprint.rule == "KVC-001" for f in findings)
-    if runnable and level >= 1:
-        progress.phase = "L1"
-        _life_cycle(target, fixed, options, collector, spent)
-    packages = options.faults & possible(offers)
-    if runnable and level >= 2:
-        progress.phase = "L2"
-        few = min(PACKAGE_EXAMPLES, max(1, options.examples // 10))
-        for index, package in enumerate(sorted(packages)):
-            machine = make_machine(target, frozenset({package}), fixed, collector.ended, stop=spent)
-            explore(machine, few, options.seed * 1000 + index)
-    if runnable and level >= 3:
-        progress.phase = "L3"
-        machine = make_machine(target, packages, fixed, collector.ended, stop=spent)
-        explore(machine, options.examples, options.seed)
-    cut_short = spent()
-    progress.phase = "shrinking"
-    for outcome, count in collector.found.values():
-        findings.append(_settle(target, outcome, count, options, fixed, tell, progress))
-    verdict = judge(
-        profile,
-        frozenset(features),
-        findings,
-        collector.reached,
-        explored=runnable and level >= 1,
-    )
-    progress.phase = "done"
-    progress.seconds = time.monotonic() - began
-    return Checked(target, options, verdict, features, collector.coverage, progress, cut_short)
+    find_profile(options.profile or target.profile)
+    check = _Check(target, options, tell)
+    if options.processes < 1:
+        return check.run(check.here)
+    with Pool(options.processes, options.limits, check.at_work) as pool:
+        return check.run(pool.map)
 
 
-def _life_cycle(
-    target: Target,
-    fixed: Mapping[str, Any],
-    options: Options,
-    collector: _Collector,
-    spent: Callable[[], bool],
-) -> None:
-    """L1: the fixed scenarios that use only the packages asked for."""
-    import dataclasses
+class _Check:
+    """One check under way."""
 
-    for needed, scenario in _needs():
-        if needed <= options.faults and not spent():
-            shape = dataclasses.replace(scenario.shape, **fixed)
-            collector.ended(play(target, Scenario(shape, scenario.actions)))
+    def __init__(self, target: Target, options: Options, tell: Tell) -> None:
+        self.target = target
+        self.options = options
+        self.progress = Progress("start")
+        self.total = Result()
+        self.deaths: list[Death] = []
+        self._tell = tell
+        self._began = time.monotonic()
+        self._found: dict[Fingerprint, Found] = {}
+        self._fixed = dict(target.shape) | dict(options.shape)
 
+    # -- doing jobs -------------------------------------------------------------------------------
 
-def _needs() -> list[tuple[frozenset[str], Scenario]]:
-    """The fixed scenarios, each with the packages that it uses."""
-    uses = {"hold": "delay", "release": "delay", "abort": "abort", "busy": "defer",
-            "fail": "fail-load"}  # fmt: skip
-    out = []
-    for scenario in SCENARIOS.values():
-        needed = {uses[a.do] for a in scenario.actions if a.do in uses}
-        arrivals = [a for a in scenario.actions if a.do == "arrive"]
-        if len(arrivals) > 1:
-            needed.add("full-hit")
-        if any(getattr(a, "salt", None) for a in arrivals):
-            needed.add("tenants")
-        for action in scenario.actions:
-            if action.do == "reset":
-                needed.add("preempt" if getattr(action, "running", False) else "full-hit")
-        out.append((frozenset(needed), scenario))
-    return out
+    def here(self, jobs: Sequence[Job]) -> Iterable[Done]:
+        """Do jobs in this process."""
+        for index, job in enumerate(jobs):
+            yield Done(index, do(job, lambda r: self.at_work([r.examples, r.steps, len(r.found)])))
 
+    def at_work(self, now: list[int]) -> None:
+        """Jobs at work have come so far."""
+        total, progress = self.total, self.progress
+        progress.examples = total.examples + now[0]
+        progress.steps = total.steps + now[1]
+        progress.checked_steps = total.checked_steps
+        progress.findings = len(total.found) + now[2]
+        progress.seconds = time.monotonic() - self._began
+        self._tell(progress)
 
-def _settle(
-    target: Target,
-    outcome: Outcome,
-    count: int,
-    options: Options,
-    fixed: Mapping[str, Any],
-    tell: Callable[[Progress], None],
-    progress: Progress,
-) -> Finding:
-    """Confirm a fault by replay in fresh engines, and shrink it."""
-    assert outcome.violation is not None
-    fingerprint = outcome.violation.fingerprint
+    def _job(self, unit: Unit) -> Job:
+        budget = self.options.budget
+        left = None
+        if budget is not None:
+            left = max(0.0, budget - (time.monotonic() - self._began))
+        return Job(self.target, unit, self._fixed, left)
 
-    def fails(scenario: Scenario) -> bool:
-        tell(progress)
-        violation = play(target, scenario).violation
-        return violation is not None and violation.fingerprint == fingerprint
+    # -- the whole --------------------------------------------------------------------------------
 
-    original = len(outcome.scenario.actions)
-    if not (fails(outcome.scenario) and fails(outcome.scenario)):
-        return Finding(outcome.violation, outcome.scenario, outcome.trace, count, original, False)
-    small = Minimiser(fails, options.shrink_runs, frozenset(fixed)).shrink(outcome.scenario)
-    last = play(target, small)
-    again = play(target, small)
-    assert last.violation is not None
-    confirmed = last.violation == again.violation
-    return Finding(last.violation, small, last.trace, count, original, confirmed)
+    def run(self, work: Callable[[Sequence[Job]], Iterable[Done]]) -> Checked:
+        """Explore, settle, judge."""
+        options, target = self.options, self.target
+        level = list(LEVELS).index(options.level)
+        faults = options.faults & possible(ORDERS[target.world])
+        static, *units = plan(level, faults, options.examples, options.seed)
+        self._explore(work, [static])
+        broken = {f.violation.fingerprint.rule for f in self.total.found}
+        explored = bool(units) and "KVC-001" not in broken  # what cannot be made is not run
+        if explored:
+            self._explore(work, units)
+        findings = self._settle(work)
+        profile = find_profile(options.profile or target.profile)
+        verdict = judge(
+            profile,
+            frozenset(self.total.features),
+            findings,
+            self.total.reached,
+            explored=explored,
+        )
+        self.at_work([0, 0, 0])
+        return Checked(
+            target,
+            options,
+            verdict,
+            self.total.features,
+            self.total.coverage,
+            self.progress,
+            self.total.vllm,
+            self.total.cut_short,
+            self.deaths,
+        )
+
+    def _explore(self, work: Callable[[Sequence[Job]], Iterable[Done]], units: list[Unit]) -> None:
+        self.progress.phase = units[-1].level
+        done = sorted(work([self._job(u) for u in units]), key=lambda d: d.index)
+        # Added in the order of the units, so that nothing depends on who was quickest.
+        for one in done:
+            if one.death is not None:
+                self.deaths.append(one.death)
+            if one.result is not None:
+                self._add(one.result)
+
+    def _add(self, result: Result) -> None:
+        total = self.total
+        total.reached.update(result.reached)
+        total.coverage.update(result.coverage)
+        total.examples += result.examples
+        total.steps += result.steps
+        total.checked_steps += result.checked_steps
+        total.features.update(result.features)
+        total.vllm = total.vllm or result.vllm
+        total.cut_short |= result.cut_short
+        for found in result.found:
+            merge(total.found, self._found, found)
+
+    def _settle(self, work: Callable[[Sequence[Job]], Iterable[Done]]) -> list[Finding]:
+        """Confirm and shrink what was found."""
+        self.progress.phase = "shrinking"
+        findings = [
+            Finding(f.violation, Scenario()) for f in self.total.found if not f.scenario.actions
+        ]
+        dynamic = [f for f in self.total.found if f.scenario.actions]
+        jobs = [
+            self._job(
+                Unit(
+                    "settle",
+                    "shrinking",
+                    scenario=f.scenario.to_json(),
+                    fingerprint=f.violation.fingerprint,
+                    shrink_runs=self.options.shrink_runs,
+                )
+            )
+            for f in dynamic
+        ]
+        for one in sorted(work(jobs), key=lambda d: d.index):
+            found = dynamic[one.index]
+            if one.death is not None:
+                self.deaths.append(one.death)
+            settled = one.result.found[0] if one.result else found
+            findings.append(
+                Finding(
+                    settled.violation,
+                    settled.scenario,
+                    settled.trace(),
+                    found.runs,
+                    settled.original or len(found.scenario.actions),
+                    settled.confirmed and one.result is not None,
+                )
+            )
+        return findings

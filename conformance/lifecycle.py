@@ -61,3 +61,20 @@ SCENARIOS: dict[str, Scenario] = {
         Shape(async_scheduling=True), (_again(max_tokens=3), Step(6), Reset(), _again(max_tokens=3))
     ),
 }  # fmt: skip
+
+_PACKAGE = {"hold": "delay", "release": "delay", "abort": "abort", "busy": "defer",
+            "fail": "fail-load"}  # fmt: skip
+
+
+def packages_of(scenario: Scenario) -> frozenset[str]:
+    """The fault packages whose actions a scenario uses."""
+    needed = {_PACKAGE[a.do] for a in scenario.actions if a.do in _PACKAGE}
+    arrivals = [a for a in scenario.actions if isinstance(a, Arrive)]
+    if len(arrivals) > 1:
+        needed.add("full-hit")
+    if any(a.salt for a in arrivals):
+        needed.add("tenants")
+    for action in scenario.actions:
+        if isinstance(action, Reset):
+            needed.add("preempt" if action.running else "full-hit")
+    return frozenset(needed)

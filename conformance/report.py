@@ -9,7 +9,6 @@ from typing import Any
 from kvconform.conformance.check import Checked
 from kvconform.conformance.rules import RULES, Rule
 from kvconform.conformance.verdict import Finding, RuleVerdict
-from kvconform.engine.compat import vllm_version
 
 SCHEMA_VERSION = 1
 
@@ -49,6 +48,7 @@ def run_data(checked: Checked, command: str) -> dict[str, Any]:
         "checkedSteps": progress.checked_steps,
         "seconds": round(progress.seconds, 2),
         "cutShort": checked.cut_short,
+        "processes": checked.options.processes,
         "command": command,
     }
 
@@ -71,14 +71,15 @@ def report(
     """
     target = checked.target
     coverage: dict[str, dict[str, int]] = {}
-    for (action, state), count in sorted(checked.coverage.items()):
+    for pair, count in sorted(checked.coverage.items()):
+        action, _, state = pair.partition(" ")
         coverage.setdefault(action, {})[state] = count
     return {
         "schemaVersion": SCHEMA_VERSION,
         "tool": {
             "name": "kvconform",
             "version": version,
-            "vllm": vllm_version(),
+            "vllm": checked.vllm,
             "contract": contract_hash(),
         },
         "target": {
@@ -90,6 +91,16 @@ def report(
         "run": run_data(checked, command),
         "profiles": [{"name": checked.verdict.profile.name, "result": checked.verdict.result}],
         "rules": rules_data(checked, paths),
+        "deaths": [
+            {
+                "unit": d.unit,
+                "how": d.how,
+                "detail": d.detail,
+                "hook": d.hook,
+                "scenario": paths.get(f"death-{i}"),
+            }
+            for i, d in enumerate(checked.deaths)
+        ],
         "coverage": coverage,
         "selftest": None,
     }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from kvconform.conformance.interpreter import Interpreter
 from kvconform.conformance.objection import error_for
@@ -44,6 +46,10 @@ class Outcome:
     trace: Trace
 
 
+watcher: Callable[[dict[str, Any] | None], None] | None = None
+"""Told of the scenario so far before each action is done: who dies in one can be reproduced."""
+
+
 class Run:
     """A run that is driven from outside, action by action.
 
@@ -62,6 +68,7 @@ class Run:
         self.actions: list[Action] = []
         self.halted = False
         self._closed = False
+        self._watch()
         self._cluster = Cluster(
             target, self.shape, make_world(target.world), self.trace, self.referee.over
         )
@@ -88,6 +95,7 @@ class Run:
         if self.halted:
             return False
         self.actions.append(action)
+        self._watch()
         try:
             self._interpreter.do(action)
         except HaltedError:
@@ -95,6 +103,10 @@ class Run:
         else:
             self.halted = self.referee.over()
         return not self.halted
+
+    def _watch(self) -> None:
+        if watcher is not None:
+            watcher(Scenario(self.shape, tuple(self.actions)).to_json())
 
     def drain(self) -> None:
         """Faults off, step until nothing is left, and look for what is left over."""

@@ -34,7 +34,7 @@ def load(target: Target) -> Any:
         raise UsageError(
             f"The module {target.module!r} has no class {target.class_name!r}."
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"The target's module {target.module!r} cannot be imported: "
             f"{type(error).__name__}: {error}."

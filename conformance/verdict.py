@@ -10,7 +10,7 @@ from typing import Literal
 from kvconform.conformance.profiles import Profile, applies
 from kvconform.conformance.rules import RULES, Rule
 from kvconform.scenario.scenario import Scenario
-from kvconform.scenario.trace import Trace
+from kvconform.scenario.trace import Event
 from kvconform.scenario.violation import Violation
 
 Result = Literal[
@@ -36,7 +36,7 @@ class Finding:
 
     violation: Violation
     scenario: Scenario
-    trace: Trace | None = None
+    trace: list[Event] | None = None
     runs: int = 1
     original: int = 0
     confirmed: bool = True
@@ -134,8 +134,10 @@ def _result(verdicts: list[RuleVerdict]) -> ProfileResult:
     return "success"
 
 
-def exit_code(verdict: Verdict, *, strict: bool = False) -> int:
-    """The documented exit code."""
+def exit_code(verdict: Verdict, *, strict: bool = False, killed: bool = False) -> int:
+    """The documented exit code; ``killed``: the target took a process down."""
+    if killed:
+        return EXIT_KILLED
     if verdict.result == "failure":
         return EXIT_FAILED
     if any(f for v in verdict.rules for f in v.findings if not f.confirmed):

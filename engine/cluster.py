@@ -12,6 +12,7 @@ from typing import Any
 from kvconform.engine import logs
 from kvconform.engine.engine import Engine
 from kvconform.engine.oracle import Stream, stream
+from kvconform.engine.recorder import ESCAPING
 from kvconform.engine.world import World
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.prompt import Prompt
@@ -78,7 +79,7 @@ class Cluster:
                 self.engines.append(
                     Engine(index, target, shape, extra, trace, self._streams, halt, self._folder)
                 )
-        except Exception as error:
+        except ESCAPING as error:
             self.close()
             raise UsageError(
                 f"The target {target.name!r} could not be set up: {type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
 from kvconform.engine.memory import Memory, Promise
 from kvconform.engine.oracle import Stream
-from kvconform.engine.recorder import Recorder
+from kvconform.engine.recorder import ESCAPING, Recorder
 from kvconform.engine.worker import BeyondTokensError, Worker
 from kvconform.scenario.errors import HarnessError
 from kvconform.scenario.shape import Shape
@@ -278,7 +278,7 @@ class Engine:
             yield
         except HaltedError:
             raise
-        except Exception as error:
+        except ESCAPING as error:
             if not self._recorder.came_from_hook(error):
                 data = self._recorder.describe(error)
                 own = data["where"].startswith(("kvconform.engine", "kvconform.faults"))

@@ -83,6 +83,13 @@ _OF_REQUEST = frozenset(
 )  # fmt: skip
 
 
+ESCAPING = (Exception, SystemExit)
+"""What may escape a hook and counts as its fault; an interrupt is the user's."""
+
+watcher: Callable[[str, str], None] | None = None
+"""Told of every hook before it is called (half, name): who dies in one can be named."""
+
+
 class Recorder:
     """Wraps the halves of one engine's connector and writes down what they are asked and answer.
 
@@ -151,10 +158,12 @@ class Recorder:
                 return hook(*args, **kwargs)
             if before is not None:
                 before(*args)
+            if watcher is not None:
+                watcher(half, name)
             depth[key] += 1
             try:
                 answer = hook(*args, **kwargs)
-            except Exception as error:
+            except ESCAPING as error:
                 self.raised = error
                 self.trace.emit(
                     Event(

@@ -7,7 +7,7 @@ vLLM and of this tool, and against another vendor's connector.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from kvconform.scenario.codec import decode, encode
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.target import Target
-from kvconform.scenario.trace import Kind, Trace
-from kvconform.scenario.violation import Violation
+from kvconform.scenario.trace import Event, Kind
+from kvconform.scenario.violation import Fingerprint, Violation
 
 FORMAT = 1
 FOLDER = ".kvconform"
@@ -61,9 +61,9 @@ class Crash:
         }
 
 
-def resolved(trace: Trace | None) -> tuple[str, ...]:
-    """Per action of a trace, what its selector meant."""
-    return tuple(e.data["resolved"] for e in trace.of(Kind.ACTION)) if trace else ()
+def resolved(events: Iterable[Event] | None) -> tuple[str, ...]:
+    """Per action of a run, what its selector meant."""
+    return tuple(e.data["resolved"] for e in events or () if e.kind is Kind.ACTION)
 
 
 def write(crash: Crash, folder: Path) -> Path:
@@ -72,6 +72,14 @@ def write(crash: Crash, folder: Path) -> Path:
     path = folder / f"{crash.violation.fingerprint.rule}-{crash.id}.json"
     path.write_text(json.dumps(crash.to_json(), indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def write_death(target: Target, scenario: dict[str, Any], how: str, folder: Path) -> Path:
+    """Write the crash file of a run that took its process down; returns its path."""
+    kind = {"crash": "kills its process", "hang": "hangs", "memory": "eats the memory"}[how]
+    fingerprint = Fingerprint("KVC-010", "composition", target.class_name, kind, "process")
+    violation = Violation(fingerprint, "every hook returns", f"the target {kind}")
+    return write(Crash(target, violation, Scenario.from_json(scenario)), folder)
 
 
 def read(path: Path) -> Crash:

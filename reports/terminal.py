@@ -8,7 +8,7 @@ from typing import Any
 
 from kvconform.reports.table import render, rows
 from kvconform.scenario.scenario import Scenario
-from kvconform.scenario.trace import Trace
+from kvconform.scenario.trace import Event
 from kvconform.scenario.violation import Violation
 
 _MARK = {
@@ -25,7 +25,7 @@ _MARK = {
 def fault(
     violation: Violation,
     scenario: Scenario,
-    trace: Trace | None,
+    events: Sequence[Event] | None,
     rule: Mapping[str, Any],
     path: str | None = None,
     runs: int = 0,
@@ -35,7 +35,7 @@ def fault(
     Args:
         violation: what happened.
         scenario: the smallest one known.
-        trace: its events.
+        events: of its run.
         rule: title, text, source, help and incidents of the rule.
         path: the crash file.
         runs: runs of the exploration that showed it.
@@ -43,10 +43,10 @@ def fault(
     fingerprint = violation.fingerprint
     head = f"{fingerprint.rule}  {rule['title']}   [{fingerprint.side}]"
     lines = ["", "=" * 100, head, *_wrapped(rule["text"], "  ")]
-    if trace is not None and scenario.actions:
+    if events and scenario.actions:
         shape = shape_text(scenario)
         lines += ["", f"  {len(scenario.actions)} actions" + (f"; {shape}" if shape else ""), ""]
-        lines += textwrap.indent(render(rows(trace.events)), "  ").splitlines()
+        lines += textwrap.indent(render(rows(events)), "  ").splitlines()
     lines.append("")
     lines += _field("expected", violation.expected)
     lines += _field("got", violation.got)
@@ -65,6 +65,29 @@ def fault(
     if path:
         lines += ["", f"  reproduce:  kvconform replay {path}"]
     return "\n".join(lines)
+
+
+def death(what: Any, path: str | None) -> str:
+    """A process that the target took down (``what``: how, detail, hook, unit, stacks, log)."""
+    words = {"crash": "died", "hang": "hung", "memory": "took too much memory"}[what.how]
+    lines = ["", "=" * 100, f"KILLED  the target's process {words}: {what.detail}", ""]
+    lines += _field("hook", what.hook or "none was being called")
+    lines += _field("in", what.unit)
+    if what.scenario is not None:
+        lines += _field("after", f"{len(what.scenario['actions'])} actions")
+        last = what.scenario["actions"][-1:]
+        lines += _field("action", str(last[0]) if last else "setting up")
+    # Stacks begin with the innermost call, a log ends with the last word.
+    for name, part in (("stacks", what.stacks.splitlines()[:20]), ("log", _tail(what.log))):
+        if part:
+            lines += [f"  {name}:", *(f"    {line}" for line in part)]
+    if path:
+        lines += ["", f"  reproduce:  kvconform replay {path}"]
+    return "\n".join(lines)
+
+
+def _tail(text: str, lines: int = 8) -> list[str]:
+    return text.strip().splitlines()[-lines:]
 
 
 def shape_text(scenario: Scenario) -> str:

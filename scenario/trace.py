@@ -63,6 +63,20 @@ class Event:
             out["rank"] = self.rank
         return out | {k: _plain(v) for k, v in self.data.items()}
 
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Event:
+        """An event from JSON data; sets come back as lists."""
+        fixed = ("kind", "engine", "step", "request", "rank")
+        rest = {k: v for k, v in data.items() if k not in fixed}
+        return Event(
+            Kind(data["kind"]),
+            data["engine"],
+            data["step"],
+            data.get("request"),
+            data.get("rank"),
+            rest,
+        )
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):

@@ -15,8 +15,8 @@ _STORE = MappingProxyType(
 )
 
 
-def _zoo(name: str, cls: str, title: str) -> Target:
-    module = name.replace("-", "_")
+def _zoo(name: str, cls: str, title: str, module: str | None = None) -> Target:
+    module = module or name.replace("-", "_")
     return Target(
         f"zoo:{name}",
         f"kvconform.connectors.zoo.{module}:{cls}",
@@ -41,4 +41,7 @@ KNOWN: tuple[Target, ...] = (
         title="vLLM's own example: saves prompts to files",
     ),
     _zoo("full-hit-report", "FullHitReport", "reports a full local hit as received (KVC-302)"),
+    _zoo("exits-in-hook", "ExitsInHook", "hostile: ends its process in a hook", "hostile"),
+    _zoo("crashes-in-hook", "CrashesInHook", "hostile: segmentation fault in a hook", "hostile"),
+    _zoo("hangs-in-hook", "HangsInHook", "hostile: waits for ever in a hook", "hostile"),
 )

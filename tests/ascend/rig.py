@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import itertools
 import json
 import tempfile
@@ -210,10 +211,12 @@ class Worker:
         self.connector.handle_preemptions(so.kv_connector_metadata)
         self._learn(so)
         scheduled = so.num_scheduled_tokens
+        known = inspect.signature(ForwardContext).parameters
         context = ForwardContext(
             no_compile_layers={},
             attn_metadata=dict.fromkeys(LAYERS) if scheduled else None,
             slot_mapping={},
+            **({"virtual_engine": 0} if "virtual_engine" in known else {}),
         )
         with (
             process_of(self.rank, self.connector),
@@ -221,13 +224,12 @@ class Worker:
             KVConnectorModelRunnerMixin._get_kv_connector_output(so) as report,
         ):
             sampled = self._forward(so) if scheduled else []
-        if not scheduled:
-            return ModelRunnerOutput.with_kv_conn_output_only(report)
         return ModelRunnerOutput(
             req_ids=list(scheduled),
             req_id_to_index={name: i for i, name in enumerate(scheduled)},
             sampled_token_ids=sampled,
-            kv_connector_output=report,
+            # A step without a forward, and with nothing to report, has no report at all.
+            kv_connector_output=report if scheduled or not report.is_empty() else None,
         )
 
     def _learn(self, so: Any) -> None:
@@ -359,7 +361,7 @@ class Engine:
     def step(self) -> Any:
         """One turn of the engine loop; what was scheduled in it."""
         so = None
-        if self.scheduler.has_requests():
+        if self._has_requests():
             so = self.scheduler.schedule()
             self._queue.append((so, self._execute(so)))
             if self.is_async and len(self._queue) < 2:
@@ -371,10 +373,14 @@ class Engine:
     def run(self, max_steps: int = 200) -> None:
         """Until nothing is left to do."""
         for _ in range(max_steps):
-            if not (self.scheduler.has_requests() or self._queue):
+            if not (self._has_requests() or self._queue):
                 return
             self.step()
         raise AssertionError(f"still at work: {list(self.scheduler.requests)}")
+
+    def _has_requests(self) -> bool:
+        # Before 0.23 an engine that only waits for a save to end goes idle until the next request.
+        return bool(self.scheduler.has_requests() or self.scheduler.requests)
 
     def complete(self, name: str, tokens: Sequence[int], max_tokens: int = 1) -> list[int]:
         """Run one request to its end, and check what it put out."""

@@ -71,6 +71,9 @@ BAD_INPUT = [
     (["check", "ascend", "--examples", "x"], "invalid int value"),
     (["check", "ascend", "--extra", "{"], "--extra is not JSON"),
     (["check", "ascend", "--extra", "3"], "must be a JSON object"),
+    (["check", "ascend", "-n", "0"], "-n is a number of processes"),
+    (["check", "ascend", "--hang-limit", "x"], "--hang-limit is a time"),
+    (["check", "ascend", "--memory-limit", "x"], "--memory-limit is a size"),
     (["check"], "required: TARGET"),
     (["dance"], "invalid choice: 'dance'"),
     (["explain", "KVC-999"], "There is no rule 'KVC-999'"),
@@ -176,6 +179,40 @@ def test_a_toml_file_is_a_target(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["target"]["name"] == "mine"
     assert report["profiles"][0]["name"] == "offload"
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("exits", "died: exit code 7"), ("crashes", "died: SIGSEGV"), ("hangs", "hung")],
+)
+def test_a_target_that_takes_its_process_down_is_named(name: str, how: str, tmp_path: Path) -> None:
+    done = kvconform(
+        "check", f"zoo:{name}-in-hook", "--level", "L1", "--hang-limit", "3s", cwd=tmp_path
+    )
+    assert done.returncode == 5
+    assert f"KILLED  the target's process {how}" in done.stdout
+    assert "worker half: start_load_kv" in done.stdout
+    assert "Traceback" not in done.stderr
+    (path,) = (tmp_path / ".kvconform").glob("KVC-010-*.json")
+    after = kvconform("replay", str(path), "--against", "ascend", cwd=tmp_path)
+    assert after.returncode == 0  # the run after is clean
+    again = kvconform("replay", str(path), "--hang-limit", "3s", cwd=tmp_path)
+    assert again.returncode == 5
+
+
+def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    reports = []
+    for processes in ("1", "2"):
+        done = kvconform(
+            "check", "zoo:full-hit-report", "--examples", "24", "-n", processes,
+            "--json", "r.json", cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        report = json.loads((tmp_path / "r.json").read_text())
+        for varies in ("seconds", "command", "processes"):
+            del report["run"][varies]
+        reports.append(report)
+    assert reports[0] == reports[1]
 
 
 @pytest.mark.parametrize("what", ["rules", "faults", "profiles", "targets", "mutants"])

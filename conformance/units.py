@@ -1,0 +1,354 @@
+"""Work units: what a check is cut into, and how one of them is done.
+
+The cut depends on the options alone, never on how many processes do the work: the same results for
+every ``-n``. Units and their results are plain data, so that they can cross a process boundary as
+JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvconform.scenario.codec import decode, encode
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.target import Target
+from kvconform.scenario.trace import Event
+from kvconform.scenario.violation import Fingerprint, Violation
+
+PARTS = 4
+"""L3 is cut into so many parts, each with a seed of its own."""
+
+PACKAGE_EXAMPLES = 10
+"""Runs of L2 for each fault package (a tenth of the examples at most)."""
+
+UnitKind = Literal["static", "life-cycle", "explore", "settle", "play"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A piece of work.
+
+    Attributes:
+        kind: ``static``: L0 and the target's features. ``life-cycle``: the fixed scenarios.
+            ``explore``: a machine's examples. ``settle``: confirm and shrink one fault. ``play``:
+            one scenario, twice.
+        level: what it belongs to, for progress.
+        packages: fault packages that its runs may use.
+        examples: runs.
+        seed: of the exploration.
+        scenario: of ``settle`` and ``play``, as JSON.
+        fingerprint: of ``settle``.
+        shrink_runs: what shrinking may cost.
+    """
+
+    kind: UnitKind
+    level: str
+    packages: tuple[str, ...] = ()
+    examples: int = 0
+    seed: int = 0
+    scenario: Mapping[str, Any] | None = None
+    fingerprint: Fingerprint | None = None
+    shrink_runs: int = 0
+
+    def __str__(self) -> str:
+        what = ",".join(self.packages) if self.level == "L2" else f"seed {self.seed}"
+        return f"{self.level} {self.kind} {what}" if self.kind == "explore" else self.kind
+
+
+@dataclass(slots=True)
+class Found:
+    """A fault that a unit came across."""
+
+    violation: Violation
+    scenario: Scenario
+    runs: int = 1
+    original: int = 0
+    confirmed: bool = True
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data."""
+        return {
+            "violation": self.violation.to_json(),
+            "scenario": self.scenario.to_json(),
+            "runs": self.runs,
+            "original": self.original,
+            "confirmed": self.confirmed,
+            "events": self.events,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Found:
+        """From JSON data."""
+        return Found(
+            Violation.from_json(data["violation"]),
+            Scenario.from_json(data["scenario"]),
+            data["runs"],
+            data["original"],
+            data["confirmed"],
+            data["events"],
+        )
+
+    def trace(self) -> list[Event]:
+        """The events of the run that showed it."""
+        return [Event.from_json(e) for e in self.events]
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a unit.
+
+    Attributes:
+        reached: per rule, how often it was provoked.
+        coverage: ``action state`` pairs that occurred.
+        examples: runs.
+        steps: engine steps.
+        checked_steps: those that scheduled a token or carried a connector event.
+        found: faults, one for each fingerprint.
+        features: of ``static``: what the target has, each with how that was found.
+        vllm: of ``static``: the installed vLLM's version.
+        cut_short: the time was over before the unit was done.
+    """
+
+    reached: Counter[str] = field(default_factory=Counter)
+    coverage: Counter[str] = field(default_factory=Counter)
+    examples: int = 0
+    steps: int = 0
+    checked_steps: int = 0
+    found: list[Found] = field(default_factory=list)
+    features: dict[str, str] = field(default_factory=dict)
+    vllm: str = ""
+    cut_short: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data."""
+        return {
+            "reached": dict(self.reached),
+            "coverage": dict(self.coverage),
+            "examples": self.examples,
+            "steps": self.steps,
+            "checked_steps": self.checked_steps,
+            "found": [f.to_json() for f in self.found],
+            "features": self.features,
+            "vllm": self.vllm,
+            "cut_short": self.cut_short,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Result:
+        """From JSON data."""
+        return Result(
+            Counter(data["reached"]),
+            Counter(data["coverage"]),
+            data["examples"],
+            data["steps"],
+            data["checked_steps"],
+            [Found.from_json(f) for f in data["found"]],
+            dict(data["features"]),
+            data["vllm"],
+            data["cut_short"],
+        )
+
+
+Tell = Callable[[Result], None]
+"""Hears of a unit's result so far, after each run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A unit with all that a process needs to do it.
+
+    Attributes:
+        target: the connector under test.
+        unit: the piece of work.
+        fixed: fields of the shape that are not drawn.
+        seconds: time left for exploring; None: no limit.
+    """
+
+    target: Target
+    unit: Unit
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data."""
+        return {
+            "target": encode(self.target),
+            "unit": encode(self.unit),
+            "fixed": dict(self.fixed),
+            "seconds": self.seconds,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Job:
+        """From JSON data."""
+        return Job(
+            decode(Target, data["target"], "target"),
+            decode(Unit, data["unit"], "unit"),
+            data["fixed"],
+            data["seconds"],
+        )
+
+
+def plan(level: int, faults: frozenset[str], examples: int, seed: int) -> list[Unit]:
+    """The units of a check up to this level (as a number), the static one first.
+
+    Args:
+        level: 0 to 3.
+        faults: fault packages that runs may use and the world can carry out.
+        examples: runs of L3.
+        seed: equal seeds explore equally.
+    """
+    units = [Unit("static", "L0")]
+    packages = tuple(sorted(faults))
+    if level >= 1:
+        units.append(Unit("life-cycle", "L1", packages))
+    if level >= 2:
+        few = min(PACKAGE_EXAMPLES, max(1, examples // 10))
+        units += [
+            Unit("explore", "L2", (package,), few, seed * 1000 + index)
+            for index, package in enumerate(packages)
+        ]
+    if level >= 3:
+        sizes = [examples // PARTS + (part < examples % PARTS) for part in range(PARTS)]
+        units += [
+            Unit("explore", "L3", packages, size, seed * 1000 + 500 + part)
+            for part, size in enumerate(sizes)
+            if size
+        ]
+    return units
+
+
+def do(job: Job, tell: Tell = lambda _: None) -> Result:
+    """Do one unit in this process.
+
+    Raises:
+        UsageError: the target cannot be loaded or set up.
+    """
+    # Imported here: planning and reading results needs no vLLM.
+    from kvconform.conformance import static
+    from kvconform.conformance.machine import explore, make_machine
+    from kvconform.conformance.run import play
+    from kvconform.engine.compat import vllm_version
+    from kvconform.faults.transport import make_world
+
+    unit, target = job.unit, job.target
+    result = Result()
+    began = time.monotonic()
+
+    def spent() -> bool:
+        over = job.seconds is not None and time.monotonic() - began > job.seconds
+        result.cut_short |= over
+        return over
+
+    cls = static.load(target)
+    gather = _Gatherer(result, tell)
+    match unit.kind:
+        case "static":
+            result.vllm = vllm_version()
+            result.features = static.features(cls, target, make_world(target.world).offers)
+            result.found = [Found(v, Scenario()) for v in static.judge(cls, target)]
+        case "life-cycle":
+            _life_cycle(job, gather, spent)
+        case "explore":
+            machine = make_machine(
+                target, frozenset(unit.packages), job.fixed, gather.ended, stop=spent
+            )
+            explore(machine, unit.examples, unit.seed)
+        case "settle":
+            result.found = [_settle(job, lambda: tell(result))]
+        case "play":
+            scenario = Scenario.from_json(unit.scenario)
+            outcome = play(target, scenario)
+            if outcome.violation is not None:
+                again = play(target, scenario).violation
+                events = [e.to_json() for e in outcome.trace.events]
+                result.found = [
+                    Found(
+                        outcome.violation,
+                        outcome.scenario,
+                        confirmed=again == outcome.violation,
+                        events=events,
+                    )
+                ]
+    return result
+
+
+class _Gatherer:
+    """Adds runs to a result; one scenario is kept for each fingerprint, the rest is counted."""
+
+    def __init__(self, result: Result, tell: Tell) -> None:
+        self.result = result
+        self._by_fingerprint: dict[Fingerprint, Found] = {}
+        self._tell = tell
+
+    def ended(self, outcome: Any) -> None:
+        """A run ended. A fingerprint once found is muted: exploring goes on."""
+        result = self.result
+        result.examples += 1
+        result.steps += outcome.steps
+        result.checked_steps += outcome.checked_steps
+        result.reached.update(outcome.reached)
+        result.coverage.update({f"{a} {s}": n for (a, s), n in outcome.coverage.items()})
+        violation = outcome.violation
+        if violation is not None:
+            merge(result.found, self._by_fingerprint, Found(violation, outcome.scenario))
+        self._tell(result)
+
+
+def merge(found: list[Found], known: dict[Fingerprint, Found], new: Found) -> None:
+    """Add a fault to those found; of two scenarios for one fingerprint the shorter one is kept."""
+    kept = known.get(new.violation.fingerprint)
+    if kept is None:
+        known[new.violation.fingerprint] = new
+        found.append(new)
+        return
+    kept.runs += new.runs
+    if len(new.scenario.actions) < len(kept.scenario.actions):
+        kept.violation, kept.scenario = new.violation, new.scenario
+
+
+def _life_cycle(job: Job, gather: _Gatherer, spent: Callable[[], bool]) -> None:
+    """L1: the fixed scenarios that use only the packages asked for."""
+    from kvconform.conformance.lifecycle import SCENARIOS, packages_of
+    from kvconform.conformance.run import play
+
+    for scenario in SCENARIOS.values():
+        if packages_of(scenario) <= set(job.unit.packages) and not spent():
+            shape = dataclasses.replace(scenario.shape, **job.fixed)
+            gather.ended(play(job.target, Scenario(shape, scenario.actions)))
+
+
+def _settle(job: Job, tell: Callable[[], None]) -> Found:
+    """Confirm a fault by replay in fresh engines, and shrink it."""
+    from kvconform.conformance.minimise import Minimiser
+    from kvconform.conformance.run import play
+
+    unit = job.unit
+    scenario = Scenario.from_json(unit.scenario)
+    original = len(scenario.actions)
+
+    def fails(candidate: Scenario) -> bool:
+        tell()
+        violation = play(job.target, candidate).violation
+        return violation is not None and violation.fingerprint == unit.fingerprint
+
+    confirmed = fails(scenario) and fails(scenario)
+    if confirmed:
+        minimiser = Minimiser(fails, unit.shrink_runs, frozenset(job.fixed))
+        scenario = minimiser.shrink(scenario)
+    last, again = play(job.target, scenario), play(job.target, scenario)
+    if last.violation is None or last.violation != again.violation:
+        confirmed = False
+    violation = last.violation or again.violation
+    if violation is None or violation.fingerprint != unit.fingerprint:
+        assert unit.fingerprint is not None
+        violation = Violation(unit.fingerprint, "the same in every replay", "another outcome")
+        confirmed = False
+    events = [e.to_json() for e in last.trace.events]
+    return Found(violation, scenario, original=original, confirmed=confirmed, events=events)
