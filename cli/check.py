@@ -12,7 +12,7 @@ from typing import Any
 
 from kvconform import __version__
 from kvconform.cli import options as parse
-from kvconform.conformance.check import LEVELS, Options, check_connector
+from kvconform.conformance.check import LEVELS, Checked, Options, check_connector
 from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.report import report, rule_data, rules_data, run_data
 from kvconform.conformance.verdict import exit_code
@@ -51,33 +51,24 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     finally:
         ticker.clear()
     out = sys.stderr if options.json == "-" else sys.stdout
-    paths: dict[str, str] = {}
-    for finding in checked.findings:
-        violation = finding.violation
-        path = None
-        if finding.scenario.actions:
-            stored = crash.Crash(
-                target,
-                violation,
-                finding.scenario,
-                crash.resolved(finding.trace),
-                {"kvconform": __version__, "vllm": checked.vllm},
+    paths = store(checked, Path(options.report))
+    for verdict in checked.verdict.rules:
+        for finding in verdict.findings:
+            path = paths.get(finding.violation.fingerprint.id)
+            print(
+                terminal.fault(
+                    finding.violation,
+                    finding.scenario,
+                    finding.trace,
+                    rule_data(verdict.rule),
+                    path,
+                    finding.runs,
+                ),
+                file=out,
             )
-            path = str(crash.write(stored, Path(options.report)))
-            paths[violation.fingerprint.id] = path
-        rule = next(v.rule for v in checked.verdict.rules if finding in v.findings)
-        print(
-            terminal.fault(
-                violation, finding.scenario, finding.trace, rule_data(rule), path, finding.runs
-            ),
-            file=out,
-        )
-        if not finding.confirmed:
-            print("  NOT CONFIRMED: the same scenario, played again, ended differently.", file=out)
+            if not finding.confirmed:
+                print("  NOT CONFIRMED: played again, the scenario ended differently.", file=out)
     for index, death in enumerate(checked.deaths):
-        if death.scenario is not None:
-            path = str(crash.write_death(target, death.scenario, death.how, Path(options.report)))
-            paths[f"death-{index}"] = path
         print(terminal.death(death, paths.get(f"death-{index}")), file=out)
     command = shlex.join(line)
     profile = checked.verdict.profile.name
@@ -104,6 +95,27 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     if options.json:
         write_json(report(checked, __version__, command, paths), options.json)
     return exit_code(checked.verdict, strict=options.strict, killed=bool(checked.deaths))
+
+
+def store(checked: Checked, folder: Path) -> dict[str, str]:
+    """Write the crash files of a check; their paths by fingerprint id, and by ``death-N``."""
+    paths: dict[str, str] = {}
+    versions = {"kvconform": __version__, "vllm": checked.vllm}
+    for finding in checked.findings:
+        if finding.scenario.actions:
+            stored = crash.Crash(
+                checked.target,
+                finding.violation,
+                finding.scenario,
+                crash.resolved(finding.trace),
+                versions,
+            )
+            paths[finding.violation.fingerprint.id] = str(crash.write(stored, folder))
+    for index, death in enumerate(checked.deaths):
+        if death.scenario is not None:
+            path = crash.write_death(checked.target, death.scenario, death.how, folder)
+            paths[f"death-{index}"] = str(path)
+    return paths
 
 
 def write_json(data: dict[str, Any], where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -123,6 +124,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvconform: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        # Never 1: a gate would take that for a verdict.
+        return _own_fault(error)
+
+
+def _own_fault(error: Exception) -> int:
+    if os.environ.get("KVC_TRACEBACK"):
+        raise error
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    print(
+        f"kvconform: kvconform itself failed: {type(error).__name__}: {error} (in {frame.name}, "
+        f"{os.path.basename(frame.filename)} line {frame.lineno}). Set KVC_TRACEBACK=1 to see all "
+        "of it, and please report it.",
+        file=sys.stderr,
+    )
+    return HARNESS
 
 
 def _command(options: argparse.Namespace, line: list[str]) -> int:

@@ -1,0 +1,1 @@
+"""The suite for pytest: ``pytest --pyargs kvconform.conformance.suite --kvc-target=TARGET``."""
