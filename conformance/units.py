@@ -272,7 +272,7 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
                     Found(
                         outcome.violation,
                         outcome.scenario,
-                        confirmed=again == outcome.violation,
+                        confirmed=outcome.violation.same_as(again),
                         events=events,
                     )
                 ]
@@ -343,7 +343,7 @@ def _settle(job: Job, tell: Callable[[], None]) -> Found:
         minimiser = Minimiser(fails, unit.shrink_runs, frozenset(job.fixed))
         scenario = minimiser.shrink(scenario)
     last, again = play(job.target, scenario), play(job.target, scenario)
-    if last.violation is None or last.violation != again.violation:
+    if last.violation is None or not last.violation.same_as(again.violation):
         confirmed = False
     violation = last.violation or again.violation
     if violation is None or violation.fingerprint != unit.fingerprint:

@@ -7,6 +7,7 @@ own is not recorded twice. Wrappers observe: they pass arguments, answers and ex
 from __future__ import annotations
 
 import functools
+import re
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -82,6 +83,8 @@ _OF_REQUEST = frozenset(
      "request_finished", "request_finished_all_groups"}
 )  # fmt: skip
 
+
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 ESCAPING = (Exception, SystemExit)
 """What may escape a hook and counts as its fault; an interrupt is the user's."""
@@ -201,13 +204,14 @@ class Recorder:
     def describe(self, error: BaseException) -> dict[str, Any]:
         """An exception as data: type, text, and the frame that answers for it.
 
-        That is the innermost frame in the target's module, else the innermost of all. The run's
-        own folder is named by its placeholder, so that the description is the same in every run.
+        That is the innermost frame in the target's module, else the innermost of all. Addresses
+        are left out, and the run's own folder is named by its placeholder, so that the
+        description is the same in every run.
         """
         frames = list(_frames(error.__traceback__))
         mine = [f for f in frames if f[0] == self._module]
         module, function, line, source = (mine or frames or [("?", "?", 0, "")])[-1]
-        message = str(error)
+        message = _ADDRESS.sub("0x…", str(error))
         if self._folder is not None:
             message = message.replace(self._folder, "{run_dir}")
         return {

@@ -76,6 +76,13 @@ class Violation:
         """The same violation, with vLLM's own reaction added."""
         return replace(self, consequence=text)
 
+    def same_as(self, other: Violation | None) -> bool:
+        """Whether a replay showed the same: fault, request and step; words may differ."""
+        return other is not None and (
+            (self.fingerprint, self.request, self.engine, self.step)
+            == (other.fingerprint, other.request, other.engine, other.step)
+        )
+
     def to_json(self) -> dict[str, Any]:
         """JSON data."""
         return encode(self)

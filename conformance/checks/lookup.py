@@ -58,7 +58,8 @@ class NotTooMuch(_LookupCheck):
 
     def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         total, local = event.data["total"], event.data["local"]
-        if max(facts.known, facts.foreign) > facts.prompt.num_tokens - self.ledger.shape.block_size:
+        known = max(facts.known, facts.foreign)
+        if known and known > facts.prompt.num_tokens - self.ledger.shape.block_size:
             self.reached += 1
         if promised is None or promised <= 0:
             return

@@ -83,8 +83,8 @@ class CpuDevice:
 class NpuDevice(CpuDevice):
     """KV on an Ascend NPU: the same copies on a side stream, between two events.
 
-    Not run by this project's tests: no NPU is at hand. It uses nothing of ``torch.npu`` beyond
-    streams and events, whose semantics are those of ``torch.cuda``.
+    Never run on an NPU, for none was at hand: only on the real torch_npu over a simulated CANN
+    whose copies are deferred. It uses streams, events and pinned memory, nothing else.
     """
 
     def __init__(self) -> None:

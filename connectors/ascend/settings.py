@@ -11,6 +11,11 @@ key                 default  meaning
                              ones are done before the forward
 ``transport``       none     ``package.module:factory``, see ``transport.make_transport``
 ==================  =======  =====================================================================
+
+``async_min_blocks = 1`` puts every load in the background. Prefer it where loads may fail: vLLM (up
+to 0.33 at least) recovers from a failed background load, but after a failed one before the forward
+it may serve KV that was never loaded (if the request is aborted then), and under async scheduling
+it miscounts the request's tokens.
 """
 
 from __future__ import annotations

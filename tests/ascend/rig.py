@@ -332,6 +332,7 @@ class Engine:
         max_tokens: int = 1,
         salt: str | None = None,
         prompt_logprobs: int | None = None,
+        stop: int | None = None,
     ) -> Request:
         request = Request(
             request_id=name,
@@ -341,6 +342,7 @@ class Engine:
                 ignore_eos=True,
                 temperature=0.0,
                 prompt_logprobs=prompt_logprobs,
+                stop_token_ids=[stop] if stop is not None else None,
             ),
             pooling_params=None,
             arrival_time=float(next(_numbers)),

@@ -361,6 +361,35 @@ class TestFailures:
         engine.assert_quiet()
 
 
+class TestSaving:
+    def test_the_block_of_the_last_token_is_not_complete(
+        self, store: str, tp: int, async_scheduling: bool
+    ) -> None:
+        engine = Engine(store=store, tp=tp, async_scheduling=async_scheduling)
+        output = expected(prompt(14), 2)
+        # It stops at token 16, which fills its block, and which under async scheduling is being
+        # computed when the scheduler learns of it.
+        request = engine.add("new", prompt(14), 8, stop=output[-1])
+        engine.run()
+        assert engine.outputs["new"] == output
+        assert request.num_tokens == 4 * SIZE
+        assert engine.store.used_blocks == 3
+        engine.assert_quiet()
+
+    def test_saves_start_in_steps_in_which_vllm_does_not_wait_for_them(self, store: str) -> None:
+        engine = Engine(store=store, transport=HELD)
+        engine.add("new", prompt(17))
+        engine.step()
+        metadata = engine.scheduler.schedule().kv_connector_metadata
+        worker = engine.workers[0].connector
+        worker.bind_connector_metadata(metadata)
+        worker.start_load_kv(None)
+        assert worker.get_finished({"new"}) == ({"new"}, None)
+        worker.wait_for_save()  # late, as with speculative decoding
+        worker.clear_connector_metadata()
+        assert worker.get_finished(set()) == (None, None)
+
+
 class TestStore:
     def test_what_is_being_loaded_is_not_evicted(self, store: str, async_scheduling: bool) -> None:
         same: dict[str, Any] = {

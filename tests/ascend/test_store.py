@@ -105,6 +105,13 @@ class TestEviction:
         assert store.lookup(keys("abcd")) == 3
         assert store.used_blocks == 4
 
+    def test_takes_the_tail_first_after_a_use_too(self, store: HostStore) -> None:
+        save(store, keys("abcd"))
+        store.pin("load", keys("abcd"))
+        store.unpin("load")
+        save(store, keys("e"), "2")
+        assert store.lookup(keys("abcd")) == 3
+
     def test_pinning_and_saving_again_are_uses(self, store: HostStore) -> None:
         save(store, keys("ab"), "1")
         save(store, keys("cd"), "2")

@@ -204,6 +204,7 @@ class TestMetadata:
             "b": Closing(2, True),
             "c": Closing(1, False),
         }
+        assert two.aggregate(one) == both
         assert both.aggregate(two).closings["b"] == Closing(3, True)
         assert one.closings == {"a": Closing(1, False), "b": Closing(1, False)}
         assert copy.deepcopy(both) == both

@@ -1,0 +1,13 @@
+"""All tests: vLLM is imported once, and kept out of the garbage collector's way."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvconform.engine.installed import require_vllm
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vllm() -> None:
+    """The collector would walk vLLM's million objects again and again: half of the time."""
+    require_vllm()

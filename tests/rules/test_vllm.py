@@ -1,0 +1,86 @@
+"""What vLLM itself owes: known defects come out as vLLM's, and its asserts as the rules behind."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+
+from kvconform.conformance.check import Options, check_connector
+from kvconform.conformance.checks.engine import _ASSERTS, rule_of_assert
+from kvconform.conformance.run import play
+from kvconform.conformance.verdict import EXIT_INCONCLUSIVE, exit_code, is_core
+from kvconform.connectors.targets.resolve import resolve
+from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Reset, Step
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.shape import Shape
+
+P = Prompt(0, 17)  # one block outside: a synchronous load
+
+V_01: tuple[Action, ...] = (
+    Arrive(P), Step(3), Reset(), Fail(), Arrive(P, 4), Step(), Abort(), Arrive(P, 3),
+)  # fmt: skip
+V_02: tuple[Action, ...] = (
+    Arrive(P), Step(3), Reset(), Fail(), Arrive(P, 4), Arrive(P, 4), Step(), Abort(1),
+)  # fmt: skip
+V_03: tuple[Action, ...] = (Arrive(P), Step(4), Reset(), Fail(), Arrive(P, 4), Step(2))
+
+
+@pytest.mark.parametrize(
+    ("actions", "shape", "rule"),
+    [
+        (V_01, Shape(), "VLL-201"),
+        (V_02, Shape(), "VLL-201"),
+        (V_03, Shape(async_scheduling=True), "VLL-202"),
+    ],
+    ids=["V-01", "V-02", "V-03"],
+)
+def test_known_defects_are_vllms(actions: tuple[Action, ...], shape: Shape, rule: str) -> None:
+    violation = play(resolve("ascend"), Scenario(shape, actions)).violation
+    assert violation is not None
+    assert violation.fingerprint.rule == rule
+    assert violation.fingerprint.side == "vLLM"
+
+
+@pytest.mark.parametrize(
+    ("actions", "shape"),
+    [
+        (V_01, Shape(load_failure_policy="fail")),
+        (V_02, Shape(load_failure_policy="fail")),
+        (V_03, Shape()),
+        (V_03, Shape(async_scheduling=True, load_failure_policy="fail")),
+    ],
+)
+def test_where_vllm_is_right_nothing_is_said(actions: tuple[Action, ...], shape: Shape) -> None:
+    assert play(resolve("ascend"), Scenario(shape, actions)).violation is None
+
+
+def test_vllms_own_faults_do_not_fail_the_target() -> None:
+    faults = frozenset({"full-hit", "fail-load", "abort"})
+    options = Options(faults=faults, seed=1, examples=80, shrink_runs=20)
+    checked = check_connector(resolve("ascend"), options)
+    assert {f.violation.fingerprint.side for f in checked.findings} == {"vLLM"}
+    assert exit_code(checked.verdict) == EXIT_INCONCLUSIVE  # for want of the other packages
+    assert not [v for v in checked.verdict.rules if v.result == "fail" and is_core(v.rule)]
+
+
+MODULES = (
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.worker.kv_connector_model_runner_mixin",
+)
+
+
+@pytest.mark.parametrize(("function", "text", "rule", "hook"), _ASSERTS)
+def test_the_asserts_are_still_there(function: str, text: str, rule: str, hook: str) -> None:
+    sources = []
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for cls in vars(module).values():
+            if inspect.isclass(cls) and cls.__module__ == name and hasattr(cls, function):
+                sources.append(inspect.getsource(inspect.unwrap(getattr(cls, function))))
+    lines = [line for source in sources for line in source.splitlines() if text in line]
+    assert any("assert" in line for line in lines)
+    assert rule_of_assert(f"some.module:Cls.{function}", f"assert {text}") == (rule, hook)
+    assert rule_of_assert("some.module:other", f"assert {text}") is None
