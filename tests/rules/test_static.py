@@ -33,7 +33,7 @@ class ShortHook(Nothing):
 
 class MoreThanNeeded(Nothing):
     def get_num_new_matched_tokens(
-        self, request: Any, tokens: int, hint: int = 0, **kwargs: Any
+        self, request: Any, num_computed_tokens: int, hint: int = 0, **kwargs: Any
     ) -> tuple[int, bool]:
         return 0, False
 
