@@ -1,6 +1,7 @@
 """Wrong connectors, one for each rule that a run can break: the reference connector, one mistake.
 
 They are small on purpose, and wrong in what they do; what vLLM makes of it is vLLM's own doing.
+Those from a defect that reached users live in the zoo.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import numpy as np
 from vllm.v1.request import RequestStatus
 
 from kvconform.connectors.ascend.connector import AscendConnector
-from kvconform.connectors.ascend.metadata import Direction, StepJobs
+from kvconform.connectors.ascend.metadata import StepJobs
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.worker import WorkerHalf
+from kvconform.connectors.zoo.double_completion import DoubleCompletion
+from kvconform.connectors.zoo.late_failure import LateFailure
+from kvconform.connectors.zoo.leak_on_abort import LeakOnAbort
+from kvconform.connectors.zoo.wrong_block import WrongBlock
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -246,43 +251,6 @@ class ReportsSynchronousLoads(AscendConnector):
     worker_half_class = _ReportsWaitedFor
 
 
-class _ForgetsLate(WorkerHalf):
-    before: Finished = (None, None)
-
-    def get_finished(self, finished_req_ids: set[str]) -> Finished:
-        now = super().get_finished(finished_req_ids)
-        before, self.before = self.before, now
-        sending, recving = ((n or set()) | (b or set()) for n, b in zip(now, before, strict=True))
-        return sending or None, recving or None
-
-
-class ReportsTwice(AscendConnector):
-    """A transfer is forgotten one step after it was reported: each is reported twice.
-
-    KVC-303; B-191.
-    """
-
-    worker_half_class = _ForgetsLate
-
-
-class _DropsTheDead(WorkerHalf):
-    dead: frozenset[str] = frozenset()
-
-    def get_finished(self, finished_req_ids: set[str]) -> Finished:
-        self.dead |= finished_req_ids
-        sending, recving = super().get_finished(finished_req_ids)
-        return sending, (recving or set()) - self.dead or None
-
-
-class ForgetsAbortedLoads(AscendConnector):
-    """A load is forgotten when its request has ended: it is never reported.
-
-    KVC-304; B-005.
-    """
-
-    worker_half_class = _DropsTheDead
-
-
 class _LetsGo(SchedulerHalf):
     def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
         super().request_finished(request, block_ids)
@@ -355,26 +323,6 @@ class LoadsFromTheStart(AscendConnector):
 # -- 5xx content ----------------------------------------------------------------------------------
 
 
-class _SkipsDestinationOnly(SchedulerHalf):
-    def _plan(
-        self, job_id: str, request: Request, life: Any, direction: Direction, *rest: Any, **kw: Any
-    ) -> None:
-        if direction == "load":
-            keys = self._keys(request, 0)[: len(rest[0])]
-            self.transport.pin(job_id, keys)
-            rest = (keys, *rest[1:])
-        super()._plan(job_id, request, life, direction, *rest, **kw)
-
-
-class LoadsOtherBlocks(AscendConnector):
-    """What was found locally is skipped among the blocks to write, but not among those to read.
-
-    KVC-501; B-098.
-    """
-
-    scheduler_half_class = _SkipsDestinationOnly
-
-
 class _HashesTokens(SchedulerHalf):
     def _keys(self, request: Request, start: int) -> list[bytes]:
         size = self.settings.block_size
@@ -393,20 +341,6 @@ class KeysOfTokens(AscendConnector):
 
 
 # -- 6xx failure ----------------------------------------------------------------------------------
-
-
-class _KeepsErrorsToItself(WorkerHalf):
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return set()
-
-
-class SwallowsFailures(AscendConnector):
-    """Load errors are collected, and nobody is told.
-
-    KVC-601; B-134.
-    """
-
-    worker_half_class = _KeepsErrorsToItself
 
 
 class _NeverDrains(WorkerHalf):
@@ -457,15 +391,15 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-203": ChangesOutput,
     "KVC-301": ReportsCleanUp,
     "KVC-302": ReportsSynchronousLoads,
-    "KVC-303": ReportsTwice,
-    "KVC-304": ForgetsAbortedLoads,
+    "KVC-303": DoubleCompletion,
+    "KVC-304": LeakOnAbort,
     "KVC-305": SavesWithoutDelay,
     "KVC-401": SentTooSoon,
     "KVC-402": AlwaysDelays,
     "KVC-404": LoadsFromTheStart,
-    "KVC-501": LoadsOtherBlocks,
+    "KVC-501": WrongBlock,
     "KVC-504": KeysOfTokens,
-    "KVC-601": SwallowsFailures,
+    "KVC-601": LateFailure,
     "KVC-602": RepeatsFailures,
     "KVC-701": PollsOnlyWhenBusy,
 }

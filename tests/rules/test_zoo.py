@@ -1,0 +1,32 @@
+"""Each zoo member is found by the family that its defect belongs to, on the side that owes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvconform.conformance.check import Options, check_connector
+from kvconform.connectors.targets.known import KNOWN
+from kvconform.connectors.targets.resolve import resolve
+
+FAMILY = {
+    "zoo:full-hit-report": "KVC-302",
+    "zoo:leak-on-abort": "KVC-304",
+    "zoo:wrong-block": "KVC-501",
+    "zoo:late-failure": "KVC-601",
+    "zoo:double-completion": "KVC-303",
+}
+HOSTILE = {"zoo:exits-in-hook", "zoo:crashes-in-hook", "zoo:hangs-in-hook"}  # see tests/cli
+
+
+def test_every_member_is_expected_somewhere() -> None:
+    assert {t.name for t in KNOWN if t.name.startswith("zoo:")} == FAMILY.keys() | HOSTILE
+
+
+@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("name", FAMILY)
+def test_is_found(name: str, seed: int) -> None:
+    checked = check_connector(resolve(name), Options(seed=seed, examples=100, shrink_runs=30))
+    verdict = checked.verdict.of(FAMILY[name])
+    assert verdict.result == "fail"
+    sides = {f.violation.fingerprint.side for f in verdict.findings}
+    assert sides == {verdict.rule.side}
