@@ -153,15 +153,20 @@ class Moves:
         return (*start, *self._meanwhile(), *releases, self.draw(steps(2)), *end,
                 self.draw(steps(2)))  # fmt: skip
 
-    def _open_load(self) -> Move:
-        """A request that waits for its load: two blocks or more, found outside only."""
+    def _outside_again(self, hold: Move = ()) -> Move:
+        """A request whose prompt, two blocks or more, is found outside only."""
         prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from((33, 40, 48, 64))))
         first = Arrive(prompt, 1, engine=self.draw(st.integers(0, 1)))
         # Running requests keep the local cache from being emptied, unless they are preempted.
         reset = Reset(running="preempt" in self.packages, engine=first.engine)
+        return (first, Step(5, first.engine), reset, *hold, first)
+
+    def _open_load(self) -> Move:
+        """A request that waits for its load."""
         hold = Hold("load", self.draw(st.sampled_from((None, 0, 1))))
-        return (first, Step(5, first.engine), reset, hold, first,
-                Step(self.draw(st.integers(1, 2)), first.engine))  # fmt: skip
+        *before, again = self._outside_again((hold,))
+        assert isinstance(again, Arrive)
+        return (*before, again, Step(self.draw(st.integers(1, 2)), again.engine))
 
     def _meanwhile(self) -> Move:
         """What happens while a transfer is open."""
@@ -173,10 +178,14 @@ class Moves:
 
     def _abort(self) -> Move:
         abort = Abort(self.draw(st.integers(0, 3)), self.draw(st.booleans()))
-        if {"delay", "full-hit"} <= self.packages and not self.draw(st.integers(0, 2)):
-            mid_step = self.draw(st.booleans())
-            return (*self._open_load(), Abort(0, mid_step), self.draw(steps(2)), Release(),
-                    self.draw(steps(2)))  # fmt: skip
+        if "full-hit" in self.packages and not self.draw(st.integers(0, 2)):
+            if "delay" in self.packages and self.draw(st.booleans()):
+                opened = self._open_load()
+                released: Move = (Release(),)
+            else:  # in the very step in which the load begins, also when nothing holds it
+                opened, released = self._outside_again(), ()
+            aborted = Abort(0, not released or self.draw(st.booleans()))
+            return (*opened, aborted, self.draw(steps(2)), *released, self.draw(steps(2)))
         before: Move = ()
         if self.draw(st.booleans()):
             before = (

@@ -210,7 +210,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-301", "only known requests are reported",
         "finished_recving and finished_sending name only requests that the scheduler has not "
         "forgotten.",
-        _W, "an abort while a transfer of that request was open",
+        _W, "an abort of a request that was loading or sending, or had been loaded",
         packages=frozenset({"abort"}), features=_ASYNC,
         source="v1/core/sched/scheduler.py _update_from_kv_xfer_finished: assert req_id in "
         "self.requests",
@@ -253,7 +253,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "KVC-305", "sends pair with request_finished",
         "finished_sending names exactly the requests whose request_finished answered True.",
-        _W, "a send that stayed open, or an abort meanwhile",
+        _W, "a request that ended after a transfer had been held, or a client had aborted",
         packages=frozenset({"delay", "abort"}), features=_ASYNC,
         source="v1/core/sched/scheduler.py _free_blocks: assert request.is_finished()",
         incidents=("B-001", "B-153", "B-183"),

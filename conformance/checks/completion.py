@@ -20,6 +20,11 @@ class OnlyKnown(Check):
         if event.data["action"]["do"] == "abort" and event.request is not None:
             self.reached += self.ledger.requests[event.request].open
 
+    def on_hook(self, event: Event) -> None:
+        if event.data["name"].startswith("request_finished"):
+            aborted = event.data["status"] == "FINISHED_ABORTED"
+            self.reached += aborted and bool(self.ledger.requests[event.request or ""].blocks)
+
     def on_output(self, event: Event) -> None:
         for name in sorted(event.data["recving"]):
             facts = self.ledger.requests.get(name)
@@ -160,13 +165,15 @@ class SendPairing(Check):
 
     rule = "KVC-305"
 
+    def on_hook(self, event: Event) -> None:
+        if event.data["name"].startswith("request_finished"):
+            self.reached += bool(self.ledger.held or self.ledger.faults["abort"])
+
     def on_output(self, event: Event) -> None:
         for name in sorted(event.data["sending"]):
             facts = self.ledger.requests.get(name)
             if facts is None or facts.status is None:
                 continue  # KVC-301
-            if self.ledger.held or self.ledger.faults["abort"]:
-                self.reached += 1
             if not facts.ended:
                 self.fail(
                     event, "not finished",

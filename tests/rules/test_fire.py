@@ -19,10 +19,14 @@ def test_there_is_a_wrong_connector_for_each_rule_that_a_run_can_break() -> None
 
 
 def checked(rule_id: str, target: Target) -> Checked:
-    """A short check with the packages that provoke the rule, and those that they build on."""
+    """Short checks with the packages that provoke the rule, until one of three finds it."""
     faults = BY_ID[rule_id].packages | {"full-hit", "delay"}
-    options = Options(level="L3", faults=faults, examples=30, seed=1, shrink_runs=30)
-    return check_connector(target, options)
+    for seed in (1, 2, 3):
+        options = Options(level="L3", faults=faults, examples=30, seed=seed, shrink_runs=30)
+        found = check_connector(target, options)
+        if found.verdict.of(rule_id).findings:
+            break
+    return found
 
 
 @pytest.mark.parametrize("rule_id", sorted(WRONG))
