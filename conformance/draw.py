@@ -210,6 +210,16 @@ class Moves:
         return (reset, self._arrival(), self.draw(steps()))
 
     def _tight_pool(self) -> Move:
+        if "full-hit" in self.packages and self.draw(st.booleans()):
+            # What is found outside finds no room, and is looked up in every step.
+            *before, again = self._outside_again()
+            assert isinstance(again, Arrive)
+            rivals = tuple(
+                Arrive(self._stranger().prompt, 20, engine=again.engine)
+                for _ in range(self.draw(st.integers(1, 3)))
+            )
+            return (*before, *rivals, Step(1, again.engine), again,
+                    Step(self.draw(st.integers(2, 6)), again.engine))  # fmt: skip
         arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(2, 3))))
         return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
 
