@@ -35,7 +35,6 @@ class Facts:
         load_is_async: whether that load is asynchronous.
         load_step: step of that admission.
         deferred: the last lookup answered None.
-        loads_read: whether attention already read the last load.
     """
 
     name: str
@@ -180,6 +179,7 @@ class Ledger:
         facts = self.requests[event.request]
         facts.deferred = False
         self.world_version += 1
+        self._forgive(event.request)
         if event.data["external"] > 0:
             size = self.shape.block_size
             low, high = event.data["local"], event.data["local"] + event.data["external"]
@@ -209,9 +209,11 @@ class Ledger:
         self._connector_event = True
         if event.data["opened"] != event.step:
             self.held = True
+        assert event.request is not None
+        assert event.rank is not None
+        for block in set(event.data["blocks"]) - set(event.data["failed"]):
+            self.unreported.pop((event.engine, event.rank, block), None)  # a retry moved it
         for block in event.data["failed"]:
-            assert event.request is not None
-            assert event.rank is not None
             self.unreported[event.engine, event.rank, block] = event.request
 
     def _closed(self, event: Event) -> None:
@@ -239,6 +241,13 @@ class Ledger:
                     self.requests[name].reports[direction, event.rank] += 1
         for block in event.data["invalid"]:
             self.unreported.pop((event.engine, event.rank, block), None)
+        for name in event.data["failed"]:
+            self._forgive(name)
+
+    def _forgive(self, request: str) -> None:
+        """The failures of a request's load were reported as a whole, or are of an earlier load."""
+        for key in [k for k, owner in self.unreported.items() if owner == request]:
+            del self.unreported[key]
 
     def _after_output(self, event: Event) -> None:
         for name in event.data["recving"]:

@@ -211,13 +211,21 @@ class Engine:
         self._emit_schedule(so)
         self._check_halt()
         metadata, blob = self._pack(so)
-        outputs = []
-        for worker, config in zip(self.workers, self._configs, strict=True):
+        steps = [pickle.loads(blob) for _ in self.workers]
+        for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
             with (
                 compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector),
                 self._phase(),
             ):
-                output = worker.execute(pickle.loads(blob), self._note_misread)
+                worker.prepare(step)
+        self.memory.apply()
+        outputs = []
+        for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
+            with (
+                compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector),
+                self._phase(),
+            ):
+                output = worker.execute(step, self._note_misread)
                 outputs.append(pickle.loads(pickle.dumps(output)))
             self._emit_ran(worker.rank, outputs[-1].kv_connector_output)
         self._unprocessed.append(

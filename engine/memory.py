@@ -1,7 +1,7 @@
 """The KV memory of one engine: tensors of every rank, and who answers for what is in them.
 
-A block is poisoned when it is handed to a new owner, or all are when the prefix cache is emptied;
-never when it is freed, because a free block with a hash is a valid local hit. Costs are linear in
+A block is poisoned when it goes to a new owner, or all are when the prefix cache is emptied, each
+time after the workers' ``handle_preemptions``, which may still save it; never when it is freed, because a free block with a hash is a valid local hit. Costs are linear in
 the blocks touched, never in the size of the pool (but for the rare reset).
 """
 
@@ -62,6 +62,7 @@ class Memory:
         self.epochs = [0] * shape.num_blocks
         self.owners: list[str | None] = [None] * shape.num_blocks
         self.promises: dict[int, Promise] = {}
+        self._handed: list[tuple[list[int], str | None]] = []
         self.computed: Words = np.zeros((shape.num_blocks, shape.block_size), dtype=np.uint64)
         """Per slot, the digest that the engine itself last wrote there; 0 for poison."""
 
@@ -70,14 +71,26 @@ class Memory:
         return (rank * self.heads + local) % HEADS
 
     def hand_over(self, blocks: Iterable[int], owner: str | None) -> None:
-        """These blocks belong to someone else now; whatever was in them is poison to him."""
+        """These blocks go to someone else; whatever is in them will be poison to him.
+
+        They change hands with :meth:`apply`: workers may still save them until then.
+        """
         blocks = [b for b in blocks if b]  # block 0 is vLLM's null block
-        if not blocks:
-            return
+        for block in blocks:
+            self.promises.pop(block, None)
+        if blocks:
+            self._handed.append((blocks, owner))
+
+    def apply(self) -> None:
+        """The workers have heard of preemptions: the blocks handed over change hands now."""
+        handed, self._handed = self._handed, []
+        for blocks, owner in handed:
+            self._take(blocks, owner)
+
+    def _take(self, blocks: list[int], owner: str | None) -> None:
         for block in blocks:
             self.epochs[block] += 1
             self.owners[block] = owner
-            self.promises.pop(block, None)
         pattern = poison(self.engine, blocks, [self.epochs[b] for b in blocks])
         for words in self.words:
             words[:, blocks] = pattern[None, :, None, None, None]

@@ -74,9 +74,12 @@ class Worker:
         """Hand the KV tensors to the connector."""
         self.connector.register_kv_caches({n: la.kv_cache for n, la in self.layers.items()})
 
+    def prepare(self, so: Any) -> None:
+        """What comes before all else in a step: until then, blocks still hold what they held."""
+        compat.handle_preemptions(self.connector, so)
+
     def execute(self, so: Any, wrong: Callable[[str, Found], None]) -> Any:
         """One step; ``wrong`` hears of each request that attention read wrong KV for (once)."""
-        compat.handle_preemptions(self.connector, so)
         self._update_views(so)
         if not so.total_num_scheduled_tokens:
             with compat.connector_step(so, self.layers, None) as output:

@@ -102,6 +102,8 @@ def test_a_block_is_poisoned_when_it_changes_hands_and_not_when_it_is_freed() ->
     assert (memory.words[0][:, used[:2]] == kept[:, :2]).all()
     before = list(memory.epochs)
     engine.memory.hand_over(used[:1], "r9")
+    assert memory.epochs == before
+    engine.memory.apply()
     assert memory.epochs[used[0]] == before[used[0]] + 1
     assert not memory.computed[used[0]].any()
     assert not (memory.words[0][:, used[:1]] == kept[:, :1]).any()
