@@ -115,6 +115,17 @@ RULES: tuple[Rule, ...] = (
         help="The exception kills the engine core with every request on it. Report a failed load "
         "through get_block_ids_with_load_errors or get_transfer_results instead.",
     ),
+    Rule(
+        "KVC-011", "hooks answer what vLLM can work with",
+        "request_finished answers a pair of bool and dict or None, get_finished a pair of sets of "
+        "request ids or None, get_block_ids_with_load_errors a set of block ids.",
+        "composition", "a fault acted while a request was alive",
+        packages=_ALL,
+        source="v1/core/sched/scheduler.py _connector_finished, "
+        "distributed/kv_transfer/kv_connector/utils.py KVOutputAggregator",
+        incidents=("B-173",),
+        help="Answer an empty set, or (False, None), where there is nothing to say.",
+    ),
     # -- 1xx lookup -------------------------------------------------------------------------------
     Rule(
         "KVC-101", "a lookup never promises less than nothing",
@@ -244,7 +255,7 @@ RULES: tuple[Rule, ...] = (
         "A request that ends while it waits for remote KV is completed exactly once in all: "
         "finished_recving, or finished_sending if request_finished answered True.",
         _W, "a request that ended while it was loading",
-        packages=frozenset({"abort"}), features=_ASYNC,
+        packages=frozenset({"abort", "fail-load"}), features=_ASYNC,
         source="v1/core/sched/scheduler.py finish_requests (delay_free_blocks), "
         "_update_from_kv_xfer_finished",
         incidents=("B-002", "B-154", "B-067"),

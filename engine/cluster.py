@@ -179,6 +179,9 @@ class Cluster:
         try:
             for engine in self.engines:
                 engine.shutdown()
+        except ESCAPING as error:
+            # The run has been judged; how the target goes is noted, and goes no further.
+            self._log("ERROR", "kvconform", f"shutdown raised {type(error).__name__}: {error}")
         finally:
             self.world.end()
             logs.capture(None)

@@ -105,8 +105,20 @@ class Engine:
                 self._recorder.wrap(connector, "worker half", rank)
                 worker.register()
             self.workers.append(worker)
+        self._shake_hands()
         self._aggregator = compat.world_output(self.connector, shape.tp)
         self._config_states = [compat.config_state(c) for c in self._all_configs()]
+
+    def _shake_hands(self) -> None:
+        """Pass the workers' handshake metadata to the scheduler half, as EngineCore does."""
+        said = {}
+        for worker, config in zip(self.workers, self._configs, strict=True):
+            with compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector):
+                metadata = worker.connector.get_handshake_metadata()
+            if metadata is not None:
+                said[0, worker.rank] = metadata
+        if said:
+            self.connector.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(said)))
 
     # -- what the outside does to an engine ------------------------------------------------------
 
@@ -227,6 +239,7 @@ class Engine:
             ):
                 output = worker.execute(step, self._note_misread)
                 outputs.append(pickle.loads(pickle.dumps(output)))
+            self._check_halt()  # after a wrong answer nothing more can be made of the step
             self._emit_ran(worker.rank, outputs[-1].kv_connector_output)
         self._unprocessed.append(
             {b for o in outputs if o.kv_connector_output

@@ -1,8 +1,9 @@
 """The KV memory of one engine: tensors of every rank, and who answers for what is in them.
 
 A block is poisoned when it goes to a new owner, or all are when the prefix cache is emptied, each
-time after the workers' ``handle_preemptions``, which may still save it; never when it is freed, because a free block with a hash is a valid local hit. Costs are linear in
-the blocks touched, never in the size of the pool (but for the rare reset).
+time after the workers' ``handle_preemptions``, which may still save it; never when it is freed,
+because a free block with a hash is a valid local hit. Costs are linear in the blocks touched, never
+in the size of the pool (but for the rare reset).
 """
 
 from __future__ import annotations

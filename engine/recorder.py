@@ -6,6 +6,7 @@ own is not recorded twice. Wrappers observe: they pass arguments, answers and ex
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 import traceback
@@ -68,6 +69,36 @@ def _finished(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:
     return {"status": args[0].status.name, "blocks": args[1], "delayed": delayed}
 
 
+def _is_ids(value: Any, kind: type) -> bool:
+    return isinstance(value, set | frozenset) and all(isinstance(v, kind) for v in value)
+
+
+def _finish_problem(answer: Any) -> str | None:
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return "a pair"
+    right = isinstance(answer[0], bool) and (answer[1] is None or isinstance(answer[1], dict))
+    return None if right else "a pair of bool, and dict or None"
+
+
+def _sets_problem(answer: Any) -> str | None:
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return "a pair"
+    right = all(ids is None or _is_ids(ids, str) for ids in answer)
+    return None if right else "a pair of sets of request ids, or None"
+
+
+def _errors_problem(answer: Any) -> str | None:
+    return None if _is_ids(answer, int) else "a set of block ids"
+
+
+_ANSWERS: dict[str, Callable[[Any], str | None]] = {
+    "request_finished": _finish_problem,
+    "request_finished_all_groups": _finish_problem,
+    "get_finished": _sets_problem,
+    "get_block_ids_with_load_errors": _errors_problem,
+}
+"""Hooks whose answer vLLM takes apart; each says what it should have been when it is not."""
+
 _KEEP: dict[str, Callable[[tuple[Any, ...], Any], dict[str, Any]]] = {
     "get_num_new_matched_tokens": _lookup,
     "update_state_after_alloc": lambda args, _: {"blocks": _ids(args[1]), "external": args[2]},
@@ -86,7 +117,7 @@ _OF_REQUEST = frozenset(
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
-ESCAPING = (Exception, SystemExit)
+ESCAPING = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 """What may escape a hook and counts as its fault; an interrupt is the user's."""
 
 watcher: Callable[[str, str], None] | None = None
@@ -150,15 +181,31 @@ class Recorder:
         after: Callable[..., None] | None,
     ) -> Callable[..., Any]:
         keep = _KEEP.get(name)
+        judge = _ANSWERS.get(name)
         of_request = name in _OF_REQUEST
         silent = name in _SILENT
         depth = self._depth
         depth.setdefault(key, 0)
 
+        def objected(answer: Any) -> bool:
+            problem = judge(answer) if judge is not None else None
+            if problem is None:
+                return False
+            self.trace.emit(
+                Event(
+                    Kind.ANSWERED, self.engine, self.step, None, rank,
+                    {"half": half, "name": name, "expected": problem,
+                     "answer": _ADDRESS.sub("0x…", repr(answer))[:200]},
+                )
+            )  # fmt: skip
+            return True
+
         @functools.wraps(hook)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if depth[key]:
-                return hook(*args, **kwargs)
+                answer = hook(*args, **kwargs)
+                objected(answer)
+                return answer
             if before is not None:
                 before(*args)
             if watcher is not None:
@@ -178,7 +225,7 @@ class Recorder:
                 raise
             finally:
                 depth[key] -= 1
-            if not silent:
+            if not objected(answer) and not silent:
                 self.trace.emit(
                     Event(
                         Kind.HOOK, self.engine, self.step,

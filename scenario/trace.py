@@ -14,6 +14,7 @@ class Kind(StrEnum):
     ACTION = "action"  # index, action (JSON), resolved (text), effect (bool)
     HOOK = "hook"  # half, name, plus what the hook's recorder keeps of arguments and answer
     RAISED = "raised"  # half, name, error, where, line: an exception escaped a hook
+    ANSWERED = "answered"  # half, name, expected, answer: an answer that vLLM cannot work with
     ADMITTED = "admitted"  # local, external, is_async, blocks: blocks were allocated for a request
     STATUS = "status"  # old, new
     SCHEDULED = "scheduled"  # tokens {request: n}, free (blocks), finished, preempted
@@ -80,12 +81,17 @@ class Event:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
-        return sorted(value)
+        try:
+            return sorted(value)
+        except TypeError:
+            return sorted(map(repr, value))
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
-    return value
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return repr(value)  # a hook may answer anything
 
 
 Listener = Callable[[Event], None]

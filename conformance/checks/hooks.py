@@ -31,4 +31,27 @@ class NoExceptionEscapes(Check):
         )
 
 
-CHECKS = (NoExceptionEscapes,)
+class Answers(Check):
+    """KVC-011."""
+
+    rule = "KVC-011"
+
+    def on_scheduled(self, event: Event) -> None:
+        if self.ledger.faults and self.ledger.alive():
+            self.reached += 1
+
+    def on_answered(self, event: Event) -> None:
+        data = event.data
+        side: Side = "worker half" if data["half"] == "worker half" else "scheduler half"
+        self.fail(
+            event,
+            "wrong answer",
+            expected=f"{data['name']} answers {data['expected']}",
+            got=data["answer"],
+            why="vLLM takes the answer apart, and the engine core dies",
+            where=data["name"],
+            side=side,
+        )
+
+
+CHECKS = (NoExceptionEscapes, Answers)

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections import Counter
 
 import pytest
 
-from kvconform.conformance.check import Options, check_connector
+from kvconform.conformance import static
+from kvconform.conformance.check import ORDERS, Options, check_connector
 from kvconform.conformance.checks.engine import _ASSERTS, rule_of_assert
+from kvconform.conformance.profiles import find as find_profile
+from kvconform.conformance.rules import RULES
 from kvconform.conformance.run import play
-from kvconform.conformance.verdict import EXIT_INCONCLUSIVE, exit_code, is_core
+from kvconform.conformance.verdict import (
+    EXIT_INCONCLUSIVE,
+    EXIT_OK,
+    Finding,
+    exit_code,
+    is_core,
+    judge,
+)
 from kvconform.connectors.targets.resolve import resolve
 from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Reset, Step
 from kvconform.scenario.prompt import Prompt
@@ -28,15 +39,14 @@ V_02: tuple[Action, ...] = (
 V_03: tuple[Action, ...] = (Arrive(P), Step(4), Reset(), Fail(), Arrive(P, 4), Step(2))
 
 
-@pytest.mark.parametrize(
-    ("actions", "shape", "rule"),
-    [
-        (V_01, Shape(), "VLL-201"),
-        (V_02, Shape(), "VLL-201"),
-        (V_03, Shape(async_scheduling=True), "VLL-202"),
-    ],
-    ids=["V-01", "V-02", "V-03"],
+KNOWN = (
+    (V_01, Shape(), "VLL-201"),
+    (V_02, Shape(), "VLL-201"),
+    (V_03, Shape(async_scheduling=True), "VLL-202"),
 )
+
+
+@pytest.mark.parametrize(("actions", "shape", "rule"), KNOWN, ids=["V-01", "V-02", "V-03"])
 def test_known_defects_are_vllms(actions: tuple[Action, ...], shape: Shape, rule: str) -> None:
     violation = play(resolve("ascend"), Scenario(shape, actions)).violation
     assert violation is not None
@@ -58,15 +68,30 @@ def test_where_vllm_is_right_nothing_is_said(actions: tuple[Action, ...], shape:
 
 
 def test_vllms_own_faults_do_not_fail_the_target() -> None:
-    faults = frozenset({"full-hit", "fail-load", "abort"})
-    for seed in range(1, 6):
-        options = Options(faults=faults, seed=seed, examples=80, shrink_runs=20)
-        checked = check_connector(resolve("ascend"), options)
-        if checked.findings:
-            break
+    # With failed synchronous loads under AsyncScheduler, V-03 is found in one run of ten.
+    faults = frozenset({"full-hit", "fail-load"})
+    shape = {"async_scheduling": True, "load_failure_policy": "recompute"}
+    options = Options(faults=faults, shape=shape, seed=1, examples=80, shrink_runs=20)
+    checked = check_connector(resolve("ascend"), options)
     assert {f.violation.fingerprint.side for f in checked.findings} == {"vLLM"}
     assert exit_code(checked.verdict) == EXIT_INCONCLUSIVE  # for want of the other packages
     assert not [v for v in checked.verdict.rules if v.result == "fail" and is_core(v.rule)]
+
+
+def test_a_target_is_conformant_when_only_vllm_is_at_fault() -> None:
+    ascend = resolve("ascend")
+    findings = []
+    for actions, shape, _ in KNOWN:
+        scenario = Scenario(shape, actions)
+        violation = play(ascend, scenario).violation
+        assert violation is not None
+        findings.append(Finding(violation, scenario))
+    has = static.features(static.load(ascend), ascend, ORDERS[ascend.world])
+    everything = Counter(r.id for r in RULES)
+    verdict = judge(find_profile(ascend.profile), frozenset(has), findings, everything)
+    assert {v.rule.id for v in verdict.rules if v.result == "fail"} == {"VLL-201", "VLL-202"}
+    assert verdict.result == "success"
+    assert exit_code(verdict) == exit_code(verdict, strict=True) == EXIT_OK
 
 
 MODULES = (

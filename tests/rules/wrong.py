@@ -49,6 +49,20 @@ class CancelsOnTheWorker(AscendConnector):
         return super().request_finished(request, block_ids)
 
 
+class _SaysNothing(WorkerHalf):
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return super().get_block_ids_with_load_errors() or None  # type: ignore[return-value]
+
+
+class NoErrorsIsNone(AscendConnector):
+    """Answers None when no load failed, where vLLM wants an empty set.
+
+    KVC-011.
+    """
+
+    worker_half_class = _SaysNothing
+
+
 # -- 1xx lookup -----------------------------------------------------------------------------------
 
 
@@ -380,6 +394,7 @@ class PollsOnlyWhenBusy(AscendConnector):
 
 WRONG: dict[str, type[AscendConnector]] = {
     "KVC-010": CancelsOnTheWorker,
+    "KVC-011": NoErrorsIsNone,
     "KVC-101": NegativePromise,
     "KVC-102": WholePrompt,
     "KVC-103": NothingInBackground,
