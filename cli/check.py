@@ -32,6 +32,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     if options.examples < 1:
         raise UsageError(f"--examples must be at least 1, got {options.examples}.")
     level = parse.level(options.level, LEVELS)
+    crash.make_folder(Path(options.report))  # before minutes of work could be lost
     if options.profile is not None:
         find_profile(options.profile)
     wanted = Options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from kvconform.cli import options as parse
@@ -26,10 +27,10 @@ def replay(options: argparse.Namespace) -> int:
     """
     folder = Path(crash.FOLDER)
     stored = crash.read(crash.locate(options.crash, folder))
-    if options.as_test:
-        print(as_test(stored), end="")
-        return 0
     target = resolve(options.against) if options.against else stored.target
+    if options.as_test:
+        print(as_test(dataclasses.replace(stored, target=target)), end="")
+        return 0
 
     rule = find(stored.violation.fingerprint.rule)
     job = Job(target, Unit("play", "replay", scenario=stored.scenario.to_json()))

@@ -229,10 +229,12 @@ class Ledger:
             assert event.request is not None
             facts = self.requests[event.request]
             facts.ended = True
+            self.world_version += 1
             facts.delayed = bool(event.data["delayed"])
             facts.ended_loading = facts.loading
 
     def _after_ran(self, event: Event) -> None:
+        self.world_version += 1
         self._connector_event = True
         assert event.rank is not None
         for direction in ("recving", "sending"):

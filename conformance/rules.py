@@ -169,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "KVC-105", "a lookup can be repeated",
         "Asked again while nothing has changed (allocation failed, or the answer was None), a "
-        "lookup promises the same: it reserves and consumes nothing.",
+        "lookup promises no less: it reserves and consumes nothing.",
         _S, "a second lookup of a request that was not admitted after the first, with the world "
         "unchanged, and a prompt that was seen before",
         packages=frozenset({"full-hit", "tenants", "tight-pool", "defer", "delay"}),

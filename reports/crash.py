@@ -7,6 +7,7 @@ vLLM and of this tool, and against another vendor's connector.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,22 @@ def resolved(events: Iterable[Event] | None) -> tuple[str, ...]:
     return tuple(e.data["resolved"] for e in events or () if e.kind is Kind.ACTION)
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder for crash files.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot make the folder {folder} for crash files: {error.strerror}."
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"The folder {folder} for crash files cannot be written to.")
+
+
 def write(crash: Crash, folder: Path) -> Path:
     """Write a crash file; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +139,8 @@ def locate(name: str, folder: Path = Path(FOLDER)) -> Path:
         UsageError: there is none, or several.
     """
     path = Path(name)
+    if not path.exists() and (folder / path.with_suffix(".json").name).exists():
+        return folder / path.with_suffix(".json").name
     if path.exists() or path.suffix == ".json" or "/" in name:
         return path
     found = sorted(folder.glob(f"**/*-{name}*.json"))

@@ -47,6 +47,8 @@ def rows(events: Iterable[Event]) -> list[tuple[str, ...]]:
 
     for event in events:
         data = event.data
+        if label[0] and event.engine >= 0 and f"e{event.engine} {event.step}" != label[0]:
+            flush()  # what a step's scheduling says comes before the step's own line
         match event.kind:
             case Kind.ACTION:
                 flush()
@@ -86,7 +88,7 @@ def saying(event: Event) -> str:
     data = event.data
     match event.kind:
         case Kind.HOOK if data["name"] == "get_num_new_matched_tokens":
-            return f"lookup {event.request} ({data['local']} local) -> {_plain(data['answer'])}"
+            return f"lookup {event.request} ({data['local']} local) -> {_answer(data['answer'])}"
         case Kind.HOOK if data["name"].startswith("request_finished"):
             return (
                 f"{event.request} finished -> {'keep blocks' if data['delayed'] else 'free blocks'}"
@@ -128,6 +130,10 @@ def action_text(action: dict[str, Any], resolved: str, effect: bool) -> str:
         words.append(resolved)
     words += [f"{k}={v}" for k, v in rest.items() if k not in ("request", "transfer", "engine")]
     return " ".join(words) + ("" if effect else " (no effect)")
+
+
+def _answer(value: Any) -> str:
+    return _plain(tuple(value)) if isinstance(value, list) else _plain(value)  # from JSON
 
 
 def _plain(value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from kvconform.connectors.targets.known import KNOWN
 from kvconform.scenario.codec import decode
 from kvconform.scenario.errors import UsageError
+from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -56,6 +57,7 @@ def from_toml(path: Path) -> Target:
     target = decode(Target, data, str(path))
     if not _CLASS.fullmatch(target.cls):
         raise UsageError(f"{path}: cls must be package.module:Class, got {target.cls!r}.")
+    decode(Shape, target.shape, f"{path}: shape")  # its fields are fields of the shape
     return checked(target, str(path))
 
 

@@ -59,6 +59,8 @@ BAD_INPUT = [
     (["check", "missing.toml"], "Cannot read the target file missing.toml"),
     (["check", "broken.toml"], "is not TOML"),
     (["check", "unknown.toml"], "unknown field 'colour'"),
+    (["check", "shape.toml"], "shape.tp: expected int, got 'a'"),
+    (["check", "ascend", "--report", "/dev/null"], "Cannot make the folder /dev/null"),
     (["check", "role.toml"], "role must be one of"),
     (["check", "ascend", "--profile", "nonsense"], "There is no profile 'nonsense'"),
     (["check", "ascend", "--level", "L9"], "There is no level 'L9'"),
@@ -97,6 +99,7 @@ def test_bad_input_gets_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("broken.toml").write_text("cls = [")
     Path("unknown.toml").write_text('cls = "a:B"\ncolour = "red"')
+    Path("shape.toml").write_text('cls = "a:B"\n[shape]\ntp = "a"')
     Path("role.toml").write_text('cls = "a:B"\nrole = "boss"')
     Path("broken.json").write_text("{")
     Path("other.json").write_text("[]")

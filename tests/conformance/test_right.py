@@ -26,3 +26,10 @@ def test_wrong() -> None:
     checked = check_connector(target(OneTooMany), Options(examples=40, shrink_runs=40))
     assert checked.verdict.of("KVC-102").result == "fail"
     assert exit_code(checked.verdict) == EXIT_FAILED
+
+
+def test_a_lookup_may_find_more_while_a_request_waits() -> None:
+    """A save that the scheduler half has not been told of yet may be found all the same."""
+    shape = {"async_scheduling": True, "engines": 1}
+    checked = check_connector(target(LayerByLayer), Options(examples=60, seed=3, shape=shape))
+    assert [f.violation for f in checked.findings] == []
