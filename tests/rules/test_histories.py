@@ -1,0 +1,163 @@
+"""Each rule fires on one short history, on the right side; the reference connector survives it.
+
+What exploration finds depends on what is drawn; these histories do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvconform.conformance.rules import BY_ID
+from kvconform.conformance.run import Outcome, play
+from kvconform.connectors.ascend import AscendConnector
+from kvconform.scenario.actions import (
+    Abort,
+    Action,
+    Arrive,
+    Busy,
+    Fail,
+    Hold,
+    Release,
+    Reset,
+    Step,
+)
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.shape import Shape
+from kvconform.scenario.target import Target
+from kvconform.scenario.violation import Side
+from tests.rules import further, wrong
+from tests.rules.targets import ASCEND, wrong_target
+
+
+def a(length: int, max_tokens: int = 1, *, salt: str | None = None, engine: int = 0) -> Arrive:
+    """A request of the one family of prompts."""
+    return Arrive(Prompt(0, length), max_tokens, salt, engine)
+
+
+def saved(length: int) -> tuple[Action, ...]:
+    """Blocks of a prompt of this length are outside, and none are inside."""
+    return (a(length), Step(3), Reset())
+
+
+@dataclass(frozen=True)
+class History:
+    """What happens, and what comes of it.
+
+    Attributes:
+        rule: the rule that the connector breaks.
+        cls: the connector.
+        actions: what happens.
+        kind: how the rule is broken, as the fingerprint says.
+        side: who owes it, where the rule leaves that open.
+        shape: of the run.
+        seen: whether transfers can be seen; if not, only what attention reads tells.
+    """
+
+    rule: str
+    cls: type[AscendConnector]
+    kind: str
+    actions: tuple[Action, ...]
+    shape: Shape = field(default_factory=Shape)
+    side: Side | None = None
+    seen: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{self.cls.__name__}"
+
+
+FULL = Shape(num_blocks=8)
+HISTORIES = (
+    History("KVC-010", wrong.CancelsOnTheWorker, "AssertionError in request_finished",
+            (a(1), Abort()), side="scheduler half"),
+    History("KVC-010", further.RaisesOnFailure, "RuntimeError in get_transfer_results",
+            (*saved(50), Fail(), a(50), Step()), side="worker half"),
+    History("KVC-011", wrong.NoErrorsIsNone, "wrong answer", (a(1),), side="worker half"),
+    History("KVC-011", further.AnswersBool, "wrong answer", (a(1),), side="scheduler half"),
+    History("KVC-101", wrong.NegativePromise, "negative", (a(16), a(17))),
+    History("KVC-102", wrong.WholePrompt, "whole prompt, synchronous", (a(16), Step(2), a(16))),
+    History("KVC-102", further.CountsTheTail, "more than the prompt", (*saved(50), a(50))),
+    History("KVC-103", wrong.NothingInBackground, "zero and asynchronous", (a(1),)),
+    History("KVC-104", wrong.NumpyPromise, "wrong types", (*saved(17), a(17))),
+    History("KVC-105", wrong.ConsumesInLookup, "less than before",
+            (*saved(33), Arrive(Prompt(1, 100), 8), Step(2), a(33), Step(3)), FULL),
+    History("KVC-106", wrong.PendingForEver, "deferred for ever", (Busy(), a(1), Step())),
+    History("KVC-201", wrong.UnpicklableMetadata, "unpicklable", (*saved(17), a(17))),
+    History("KVC-201", further.SendsNothing, "vLLM asserts", (a(1),)),
+    History("KVC-202", wrong.LiveMetadata, "aliased", (a(16),)),
+    History("KVC-203", wrong.ChangesOutput, "modified", (a(16),)),
+    History("KVC-301", wrong.ReportsCleanUp, "forgotten, recving", (a(1), Abort(mid_step=True))),
+    History("KVC-301", further.ReportsJobs, "never existed", (a(16),)),
+    History("KVC-302", wrong.ReportsSynchronousLoads, "neither waiting nor finished",
+            (*saved(17), a(17))),
+    History("KVC-302", further.Swaps, "finished, but not while loading", (a(16),)),
+    History("KVC-303", wrong.WRONG["KVC-303"], "twice, sending", (a(16), a(1, 4))),
+    History("KVC-303", wrong.WRONG["KVC-303"], "twice, recving",
+            (a(32), Step(), a(32, engine=1)), Shape(engines=2)),
+    History("KVC-304", wrong.WRONG["KVC-304"], "never completed",
+            (*saved(33), Hold("load"), a(33), Step(), Abort())),
+    History("KVC-304", further.InventsSends, "completed twice, recving",
+            (*saved(33), Hold("load"), a(33), Step(), Abort(), a(1, 9), Step(2), Release())),
+    History("KVC-305", wrong.SavesWithoutDelay, "not delayed", (a(16),)),
+    History("KVC-305", further.ReportsBothWays, "not finished", (*saved(33), a(33))),
+    History("KVC-401", wrong.SentTooSoon, "save after hand-over",
+            (Hold("save"), a(60), Step(3), Arrive(Prompt(1, 100)), Step(2)), FULL),
+    History("KVC-401", further.AbandonsTheDead, "load after hand-over",
+            (*saved(50), Hold("load"), a(50), Step(), Abort(), Step(2), Arrive(Prompt(1, 100)),
+             Step(2)), FULL),
+    History("KVC-402", wrong.AlwaysDelays, "send never completed", (a(1),)),
+    History("KVC-402", further.FirstRankOnly, "send never completed", (a(16),), Shape(tp=2)),
+    History("KVC-402", further.SurplusReport, "surplus report", (a(16),), Shape(tp=2)),
+    History("KVC-404", wrong.LoadsFromTheStart, "outside the promise",
+            (*saved(32), a(16), a(33))),
+    History("KVC-404", further.OverwritesLocalHit, "outside the promise",
+            (*saved(32), a(16), a(33))),
+    History("KVC-404", further.OverwritesLocalHit, "overwritten",
+            (a(17, engine=1), a(50), Step(4, 1), Step(4), a(50, engine=1), Step(1, 1)),
+            Shape(engines=2), seen=False),
+    History("KVC-501", wrong.WRONG["KVC-501"], "other-tokens", (*saved(32), a(16), a(33))),
+    History("KVC-501", further.DoesNotWait, "never-loaded",
+            (*saved(17), Hold("load"), a(17), Step())),
+    History("KVC-501", further.SavesTheLastToken, "never-computed",
+            (a(15), Step(3), a(15, 20), Step(3), Reset(running=True), Step(3))),
+    History("KVC-504", wrong.KeysOfTokens, "other-tenant", (a(16), Step(2), a(17, salt="b"))),
+    History("KVC-601", wrong.WRONG["KVC-601"], "reported as loaded",
+            (*saved(32), Fail(), a(32), Step())),
+    History("KVC-601", further.SwallowsFailures, "reported as loaded",
+            (*saved(32), Fail(), a(32), Step())),
+    History("KVC-601", further.SwallowsFailures, "never reported",
+            (*saved(17), Fail(), a(17), Step())),
+    History("KVC-602", wrong.RepeatsFailures, "not a load's block",
+            (*saved(17), Fail(), a(17), Step())),
+    History("KVC-701", wrong.PollsOnlyWhenBusy, "load never completed",
+            (*saved(32), Hold("load"), a(32), Step())),
+    History("KVC-701", further.DropsFailures, "load never completed",
+            (*saved(50), Fail(1, "last"), a(50), Step())),
+)  # fmt: skip
+
+
+def played(history: History, target: Target) -> Outcome:
+    if not history.seen:
+        target = dataclasses.replace(target, extra={"store": "{run}"}, world="plain")
+    return play(target, Scenario(history.shape, history.actions))
+
+
+def test_there_is_a_history_for_each_wrong_connector() -> None:
+    assert {(h.rule, h.cls) for h in HISTORIES} >= set(wrong.WRONG.items())
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=str)
+def test_fires(history: History) -> None:
+    violation = played(history, wrong_target(history.cls)).violation
+    assert violation is not None
+    found = violation.fingerprint
+    assert (found.rule, found.kind) == (history.rule, history.kind)
+    assert found.side == (history.side or BY_ID[history.rule].side)
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=str)
+def test_the_reference_connector_survives(history: History) -> None:
+    assert played(history, ASCEND).violation is None
