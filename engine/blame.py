@@ -111,7 +111,7 @@ def recognise(
     known = list(streams)
     heads = {memory.head(r, h) for r in range(memory.shape.tp) for h in range(memory.heads)}
     for other_head in sorted(heads, key=lambda h: h != head):  # its own head first
-        for layer in range(len(memory.tensors[0])):
+        for layer in range(memory.num_layers):
             for name, stream in known:
                 hits = np.flatnonzero((stream.words(layer, other_head) == actual).all(axis=1))
                 if not len(hits):

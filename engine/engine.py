@@ -10,6 +10,7 @@ import contextlib
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvconform.engine import compat
@@ -34,6 +35,21 @@ class HaltedError(Exception):
     """The run is over: something broke, or the referee has seen enough."""
 
 
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The end of a request as its client sees it.
+
+    Attributes:
+        request: its id.
+        finish: vLLM's finish reason: ``length``, ``abort``, ``error``.
+        params: the ``kv_transfer_params`` that its output carries.
+    """
+
+    request: str
+    finish: str
+    params: Mapping[str, Any] | None
+
+
 class Engine:
     """A vLLM that is stepped from outside.
 
@@ -46,6 +62,9 @@ class Engine:
         streams: every request of the run, by id, with the stream that it must follow.
         halt: asked between the phases of a step; true ends the run.
         folder: the run's own folder, if the target has one.
+
+    Attributes:
+        delivered: requests that ended, until the cluster takes them out.
     """
 
     def __init__(
@@ -74,13 +93,19 @@ class Engine:
         self._snapshot: Any = None
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[set[int]] = []
+        self.delivered: list[Delivered] = []
         self.config = compat.build_config(target, index, None, shape, extra)
-        with compat.rank_scope(self.config, None, shape.tp, None):
+        self._configs = [
+            compat.build_config(target, index, rank, shape, extra) for rank in range(shape.ranks)
+        ]
+        self._config_states = [compat.config_state(c) for c in self._all_configs()]
+        with compat.rank_scope(self.config, None, shape, None):
             parts = compat.build_scheduler(self.config, shape)
         self.scheduler = parts.scheduler
         self.connector = parts.scheduler.connector
-        self._depth = int(getattr(self.config, "max_concurrent_batches", 2))
-        self.memory = Memory(index, shape, sum(len(group) for group in parts.layers))
+        self._depth = compat.concurrent_batches(self.config, shape)
+        layers = sum(len(g) for s in range(shape.pp) for g in compat.layer_names(shape, s))
+        self.memory = Memory(index, shape, layers)
         self._recorder.wrap(
             self.connector,
             "scheduler half",
@@ -95,28 +120,25 @@ class Engine:
             },
         )
         self.workers: list[Worker] = []
-        self._configs = []
-        for rank in range(shape.tp):
-            config = compat.build_config(target, index, rank, shape, extra)
-            self._configs.append(config)
-            with compat.rank_scope(config, rank, shape.tp, None):
-                connector = compat.build_worker_connector(config, parts.kv_cache_config)
-                worker = Worker(rank, self.memory, parts, connector, streams.__getitem__)
-                self._recorder.wrap(connector, "worker half", rank)
+        for rank, config in enumerate(self._configs):
+            with compat.rank_scope(config, rank, shape, None):
+                connector = compat.build_worker_connector(config, parts, shape, rank // shape.tp)
+            self._recorder.wrap(connector, "worker half", rank)
+            worker = Worker(rank, self.memory, config, connector, streams.__getitem__)
+            with compat.rank_scope(config, rank, shape, connector):
                 worker.register()
             self.workers.append(worker)
         self._shake_hands()
-        self._aggregator = compat.world_output(self.connector, shape.tp)
-        self._config_states = [compat.config_state(c) for c in self._all_configs()]
+        self._aggregator = compat.world_output(self.connector, shape.ranks)
 
     def _shake_hands(self) -> None:
         """Pass the workers' handshake metadata to the scheduler half, as EngineCore does."""
         said = {}
         for worker, config in zip(self.workers, self._configs, strict=True):
-            with compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector):
+            with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
                 metadata = worker.connector.get_handshake_metadata()
             if metadata is not None:
-                said[0, worker.rank] = metadata
+                said[worker.stage, worker.rank % self.shape.tp] = metadata
         if said:
             self.connector.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(said)))
 
@@ -128,10 +150,20 @@ class Engine:
         return self._recorder.step
 
     def arrive(
-        self, request_id: str, prompt: tuple[int, ...], max_tokens: int, salt: str | None
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        salt: str | None,
+        *,
+        priority: int = 0,
+        params: Mapping[str, Any] | None = None,
     ) -> None:
-        """A request arrives."""
-        request = compat.build_request(request_id, prompt, max_tokens, salt, self.shape.block_size)
+        """A request arrives, with these ``kv_transfer_params``."""
+        request = compat.build_request(
+            request_id, prompt, max_tokens, salt, self.shape.block_size,
+            priority=priority, params=params,
+        )  # fmt: skip
         with self._phase():
             self.scheduler.add_request(request)
         self._observe()
@@ -199,8 +231,8 @@ class Engine:
         """
         if not self.has_work():
             return False
-        if self.shape.async_scheduling:
-            # EngineCore.step_with_batch_queue: one batch runs ahead of the one being processed.
+        if self._depth > 1:
+            # EngineCore.step_with_batch_queue: batches run ahead of the one being processed.
             if self.scheduler.has_requests():
                 self._queue.append(self._schedule_and_execute())
                 so = self._queue[-1][0]
@@ -226,7 +258,7 @@ class Engine:
         steps = [pickle.loads(blob) for _ in self.workers]
         for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
             with (
-                compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector),
+                compat.rank_scope(config, worker.rank, self.shape, worker.connector),
                 self._phase(),
             ):
                 worker.prepare(step)
@@ -234,7 +266,7 @@ class Engine:
         outputs = []
         for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
             with (
-                compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector),
+                compat.rank_scope(config, worker.rank, self.shape, worker.connector),
                 self._phase(),
             ):
                 output = worker.execute(step, self._note_misread)
@@ -247,7 +279,10 @@ class Engine:
         )  # fmt: skip
         self._blame_misread()
         with self._phase():
-            output = self._aggregator.aggregate(outputs, 0) if self._aggregator else outputs[0]
+            output = outputs[0]
+            if self._aggregator is not None:
+                # The first rank of the last stage speaks for all.
+                output = self._aggregator.aggregate(outputs, self.shape.ranks - self.shape.tp)
         return so, metadata, output
 
     def _pack(self, so: Any) -> tuple[bytes, bytes]:
@@ -264,6 +299,15 @@ class Engine:
             self.abort(request_id)
         report = output.kv_connector_output
         self._emit_report(Kind.OUTPUT, None, report)
+        if (
+            so.kv_connector_metadata is not None
+            and pickle.dumps(so.kv_connector_metadata) != metadata
+        ):
+            self._wire(
+                "aliased",
+                f"the {type(so.kv_connector_metadata).__name__} of the step changed after it had "
+                "been handed out, and before its report was processed",
+            )
         with self._phase():
             delivered = self.scheduler.update_from_output(so, output)
         self._unprocessed.pop(0)
@@ -278,15 +322,9 @@ class Engine:
                         },
                     )
                 )  # fmt: skip
-        if (
-            so.kv_connector_metadata is not None
-            and pickle.dumps(so.kv_connector_metadata) != metadata
-        ):
-            self._wire(
-                "aliased",
-                f"the {type(so.kv_connector_metadata).__name__} of the step before changed after "
-                "it had been handed out",
-            )
+                if one.finish_reason is not None:
+                    params = one.kv_transfer_params
+                    self.delivered.append(Delivered(one.request_id, str(one.finish_reason), params))
         self._observe()
         self._check_halt()
 
@@ -509,7 +547,7 @@ class Engine:
                 )
             )  # fmt: skip
         for worker, config in zip(self.workers, self._configs, strict=True):
-            with compat.rank_scope(config, worker.rank, self.shape.tp, worker.connector):
+            with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
                 worker.connector.shutdown()
         self.connector.shutdown()
 
@@ -519,9 +557,16 @@ def _shape_of(so: Any) -> Any:
     cached = so.scheduled_cached_reqs
     return (
         dict(so.num_scheduled_tokens),
+        so.total_num_scheduled_tokens,
         set(so.finished_req_ids),
-        [(n.req_id, tuple(map(tuple, n.block_ids)), n.num_computed_tokens)
+        [(n.req_id, tuple(map(tuple, n.block_ids)), n.num_computed_tokens,
+          tuple(n.prompt_token_ids or ()))
          for n in so.scheduled_new_reqs],
+        set(cached.resumed_req_ids),
+        [len(tokens) for tokens in cached.new_token_ids],
+        list(cached.num_output_tokens),
+        {name: len(tokens) for name, tokens in cached.all_token_ids.items()},
+        dict(so.scheduled_spec_decode_tokens),
         [(name, ids and tuple(map(tuple, ids)), computed) for name, ids, computed in
          zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)],
         set(getattr(so, "preempted_req_ids", None) or ()),

@@ -43,7 +43,10 @@ class Promise:
 class Memory:
     """Tensors ``[num_blocks, heads, block_size, 2 * HEAD_SIZE]`` per rank and layer, float32.
 
+    A rank of a pipeline stage has that stage's layers only.
+
     Attributes:
+        num_layers: layers of the whole model.
         words: per rank, the same memory as 64-bit words, shape
             ``[layers, num_blocks, heads, block_size, WORDS]``.
         tensors: per rank, per layer, what ``register_kv_caches`` gets.
@@ -56,8 +59,10 @@ class Memory:
         self.engine = engine
         self.shape = shape
         self.heads = max(1, HEADS // shape.tp)
+        self.num_layers = layers
+        layers //= shape.pp
         dims = (layers, shape.num_blocks, self.heads, shape.block_size)
-        buffers = [np.zeros((*dims, 2 * HEAD_SIZE), dtype=np.float32) for _ in range(shape.tp)]
+        buffers = [np.zeros((*dims, 2 * HEAD_SIZE), dtype=np.float32) for _ in range(shape.ranks)]
         self.words: list[Words] = [b.view(np.uint64).reshape(*dims, WORDS) for b in buffers]
         self.tensors = [[torch.from_numpy(b[i]) for i in range(layers)] for b in buffers]
         self.epochs = [0] * shape.num_blocks
@@ -69,7 +74,8 @@ class Memory:
 
     def head(self, rank: int, local: int) -> int:
         """The global KV head behind a rank's local head (replicated when tp exceeds them)."""
-        return (rank * self.heads + local) % HEADS
+        tp = self.shape.tp
+        return rank % tp * HEADS // tp + local
 
     def hand_over(self, blocks: Iterable[int], owner: str | None) -> None:
         """These blocks go to someone else; whatever is in them will be poison to him.

@@ -1,7 +1,8 @@
 """Recording wrappers around the target's hooks.
 
-They are set on the instance, for vLLM asks ``isinstance``; a hook that calls another hook of its
-own is not recorded twice. Wrappers observe: they pass arguments, answers and exceptions through.
+They are set on the instance, for vLLM asks ``isinstance``. What vLLM calls is recorded; a hook that
+the target calls itself, from within another one or from a thread of its own, is not. Wrappers
+observe: they pass arguments, answers and exceptions through.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -140,6 +142,7 @@ class Recorder:
         self.step = 0
         self.raised: BaseException | None = None
         self._depth: dict[int, int] = {}
+        self._driver = threading.get_ident()
 
     def wrap(
         self,
@@ -184,7 +187,7 @@ class Recorder:
         judge = _ANSWERS.get(name)
         of_request = name in _OF_REQUEST
         silent = name in _SILENT
-        depth = self._depth
+        depth, driver = self._depth, self._driver
         depth.setdefault(key, 0)
 
         def objected(answer: Any) -> bool:
@@ -202,6 +205,8 @@ class Recorder:
 
         @functools.wraps(hook)
         def recorded(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != driver:
+                return hook(*args, **kwargs)
             if depth[key]:
                 answer = hook(*args, **kwargs)
                 objected(answer)

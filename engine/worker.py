@@ -55,24 +55,32 @@ class Worker:
         self,
         rank: int,
         memory: Memory,
-        parts: compat.Parts,
+        config: Any,
         connector: Any,
         stream_of: Callable[[str], Stream],
     ) -> None:
+        shape = memory.shape
         self.rank = rank
+        self.stage = rank // shape.tp
+        self.samples = self.stage == shape.pp - 1
         self.memory = memory
+        self.config = config
         self.connector = connector
-        self.block_size = memory.shape.block_size
-        self.window = memory.shape.window
-        self.groups = parts.layers
+        self.block_size = shape.block_size
+        self.window = shape.window
+        self.groups = compat.layer_names(shape, self.stage)
         self.views: dict[str, View] = {}
         self._stream_of = stream_of
-        names = [name for group in parts.layers for name in group]
+        self._second: Any = None
+        names = [name for group in self.groups for name in group]
         self.layers = {n: Layer(t) for n, t in zip(names, memory.tensors[rank], strict=True)}
+        # Where a layer of this stage is in the whole model.
+        self._global = {n: int(n.split(".")[2]) for n in names}
 
     def register(self) -> None:
         """Hand the KV tensors to the connector."""
-        self.connector.register_kv_caches({n: la.kv_cache for n, la in self.layers.items()})
+        caches = {name: layer.kv_cache for name, layer in self.layers.items()}
+        self._second = compat.register_kv_caches(self.config, caches, self.memory.shape.runner)
 
     def prepare(self, so: Any) -> None:
         """What comes before all else in a step: until then, blocks still hold what they held."""
@@ -82,21 +90,25 @@ class Worker:
         """One step; ``wrong`` hears of each request that attention read wrong KV for (once)."""
         self._update_views(so)
         if not so.total_num_scheduled_tokens:
-            with compat.connector_step(so, self.layers, None) as output:
+            with compat.connector_step(self._second, so, self.layers, None) as ran:
                 pass
-            return compat.no_forward_output(output)
+            return compat.no_forward_output(ran.output)
         batch = self._batch(so)
         metadata = self._metadata(batch)
-        with compat.connector_step(so, self.layers, metadata) as output:
+        with compat.connector_step(self._second, so, self.layers, metadata) as ran:
             sampled = self._forward(batch, metadata, wrong)
-        return compat.runner_output([name for name, *_ in batch], sampled, output)
+        if not self.samples:  # an earlier stage has nothing to say but what its connector says
+            return compat.no_forward_output(ran.output)
+        return compat.runner_output([name for name, *_ in batch], sampled, ran.output)
 
     def _update_views(self, so: Any) -> None:
         for request_id in so.finished_req_ids:
             self.views.pop(request_id, None)
         for new in so.scheduled_new_reqs:
+            # The second runner gets resumed requests as new ones, with all their tokens.
+            tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
             self.views[new.req_id] = View(
-                list(new.prompt_token_ids),
+                list(tokens),
                 len(new.prompt_token_ids),
                 [np.array(ids, dtype=np.int64) for ids in new.block_ids],
                 self._stream_of(new.req_id),
@@ -159,11 +171,12 @@ class Worker:
             for name in names:
                 if hooks:
                     self.connector.wait_for_layer_load(name)
+                whole = self._global[name]
                 for (_, view, start, end), followed in zip(batch, streams, strict=True):
-                    self._write(layer, view.tables[group], start, end, followed)
+                    self._write(layer, whole, view.tables[group], start, end, followed)
                 for (request, view, start, end), followed in zip(batch, streams, strict=True):
                     low = max(0, start - self.window + 1) if group and self.window else 0
-                    found = self._misread(layer, view.tables[group], low, end, followed)
+                    found = self._misread(layer, whole, view.tables[group], low, end, followed)
                     if found is not None and request not in misread:
                         misread.add(request)
                         wrong(request, found)
@@ -189,7 +202,10 @@ class Worker:
             return view.stream
         return stream(tuple(view.tokens[:end]), view.stream.salt, 0)
 
-    def _write(self, layer: int, table: Table, start: int, end: int, followed: Stream) -> None:
+    def _write(
+        self, layer: int, whole: int, table: Table, start: int, end: int, followed: Stream
+    ) -> None:
+        """Write ``[start, end)`` of this stage's ``layer``, the model's layer ``whole``."""
         words = self.memory.words[self.rank][layer]
         if end - start == 1:  # decoding: no need for index arrays
             at: Any = (table[start // self.block_size], start % self.block_size)
@@ -200,12 +216,12 @@ class Worker:
             which = slice(start, end)
         for local in range(self.memory.heads):
             head = self.memory.head(self.rank, local)
-            words[at[0], local, at[1]] = followed.words(layer, head)[which]
+            words[at[0], local, at[1]] = followed.words(whole, head)[which]
         if layer == 0 and self.rank == 0:
             self.memory.computed[at] = followed.digests[which]
 
     def _misread(
-        self, layer: int, table: Table, low: int, end: int, followed: Stream
+        self, layer: int, whole: int, table: Table, low: int, end: int, followed: Stream
     ) -> Found | None:
         """Read ``[low, end)`` through the block table; the first slot that is wrong, if one is."""
         size = self.block_size
@@ -216,11 +232,11 @@ class Worker:
         for local in range(self.memory.heads):
             head = self.memory.head(self.rank, local)
             flat = got[:, local].reshape(-1, got.shape[-1])[offset : offset + span]
-            want: Words = followed.words(layer, head)[low:end]
+            want: Words = followed.words(whole, head)[low:end]
             if not np.array_equal(flat, want):
                 index = int(np.flatnonzero((flat != want).any(axis=1))[0])
                 position = low + index
                 block = int(table[position // size])
                 actual = tuple(int(w) for w in flat[index])
-                return Found(position, block, position % size, layer, self.rank, local, actual)
+                return Found(position, block, position % size, whole, self.rank, local, actual)
         return None

@@ -16,7 +16,8 @@ from kvconform.scenario.codec import decode, encode
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.prompt import Prompt
 
-Direction = Literal["load", "save", "any"]
+Direction = Literal["load", "save", "route", "any"]
+"""Transfers into an engine, out of one, requests on their way from prefill to decode; or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class Arrive(Action):
         prompt: its prompt.
         max_tokens: output tokens after which it stops.
         salt: the tenant's cache salt; requests of different salts must never share KV.
-        engine: which engine, modulo the number of engines.
+        engine: which engine, modulo the number of engines. Where prefill and decode are apart,
+            which of those that decode.
+        priority: the lower, the sooner, where the shape's policy is ``priority``.
     """
 
     do: ClassVar[str] = "arrive"
@@ -42,6 +45,7 @@ class Arrive(Action):
     max_tokens: int = 1
     salt: str | None = None
     engine: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,34 @@ class Reset(Action):
     engine: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Tick(Action):
+    """Time passes: leases, time-outs and heartbeats of the target see ``seconds`` more."""
+
+    do: ClassVar[str] = "tick"
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lose(Action):
+    """The k-th most recent request on its way from prefill to decode is lost: its client is gone."""
+
+    do: ClassVar[str] = "lose"
+    handover: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Action):
+    """An engine can be reached no more (``back``: again): transfers to and from it fail."""
+
+    do: ClassVar[str] = "cut"
+    engine: int = 0
+    back: bool = False
+
+
 ACTIONS: Mapping[str, type[Action]] = {
-    cls.do: cls for cls in (Arrive, Abort, Step, Hold, Release, Busy, Fail, Reset)
+    cls.do: cls
+    for cls in (Arrive, Abort, Step, Hold, Release, Busy, Fail, Reset, Tick, Lose, Cut)
 }
 
 

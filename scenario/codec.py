@@ -105,6 +105,8 @@ def _fits(hint: Any, value: Any) -> bool:
         return isinstance(value, Mapping)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, hint)
 
 

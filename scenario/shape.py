@@ -15,11 +15,17 @@ class Shape:
         num_blocks: blocks in each engine's pool, the null block included.
         store_blocks: capacity, in blocks, of the store that the world simulates.
         tp: tensor-parallel ranks, each with a worker half of its own.
-        engines: engines over one store.
+        pp: pipeline stages; each holds its own layers, on ``tp`` ranks.
+        topology: ``store``: engines over one store. ``pd``: engine 0 prefills, the others decode,
+            and a router hands requests over.
+        engines: how many engines.
         max_num_seqs: requests that may run at once in an engine.
         max_num_batched_tokens: token budget of a step; below the prompt length, prefill is chunked.
         max_model_len: tokens that a request may reach.
         async_scheduling: use vLLM's AsyncScheduler and a two-deep queue of steps.
+        policy: vLLM's scheduling policy; ``priority`` lets a late request preempt earlier ones.
+        runner: whose shape the scheduler's output has, and whose hook order the workers follow:
+            that of vLLM's model runner ``v1`` or ``v2``.
         prefix_caching: whether vLLM's own prefix cache is on.
         load_failure_policy: vLLM's ``kv_load_failure_policy``.
         window: 0, or the width in tokens of a second KV group with sliding-window attention (only
@@ -30,11 +36,15 @@ class Shape:
     num_blocks: int = 64
     store_blocks: int = 256
     tp: int = 1
+    pp: int = 1
+    topology: Literal["store", "pd"] = "store"
     engines: int = 1
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 64
     max_model_len: int = 512
     async_scheduling: bool = False
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    runner: Literal["v1", "v2"] = "v1"
     prefix_caching: bool = True
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
     window: int = 0
@@ -45,6 +55,7 @@ class Shape:
             ("num_blocks", 2),
             ("store_blocks", 1),
             ("tp", 1),
+            ("pp", 1),
             ("engines", 1),
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
@@ -54,8 +65,19 @@ class Shape:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must not be below max_num_seqs")
+        if self.topology == "pd" and self.engines < 2:
+            raise ValueError("topology pd needs at least 2 engines: one prefills, one decodes")
+
+    @property
+    def ranks(self) -> int:
+        """Worker halves of an engine."""
+        return self.tp * self.pp
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether a request of ``num_tokens`` in all can ever run alone in this pool."""
-        blocks = -(-num_tokens // self.block_size)
+        """Whether a request of ``num_tokens`` in all can ever run alone in this pool.
+
+        A second KV group takes blocks of the same pool; a window's blocks are given back as it
+        moves on, but may all be held at once while the prompt is admitted.
+        """
+        blocks = -(-num_tokens // self.block_size) * (2 if self.window else 1)
         return num_tokens <= self.max_model_len and blocks <= self.num_blocks - 1

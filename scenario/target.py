@@ -31,6 +31,10 @@ class Target:
         shape: fields of the shape that this target fixes.
         profile: the profile that it is held to unless another is asked for.
         title: one line for lists.
+        dialect: how ``kv_transfer_params`` pass from a prefill to a decode engine, for connectors
+            that can be on two sides: ``prefill`` is what the prefill request carries, ``decode``
+            what is added to what its output said. Strings may hold ``{transfer}`` (a name of its
+            own for each request).
     """
 
     name: str
@@ -42,6 +46,7 @@ class Target:
     shape: Mapping[str, Any] = field(default_factory=_no_options)
     profile: str = "store"
     title: str = ""
+    dialect: Mapping[str, Any] = field(default_factory=_no_options)
 
     @property
     def module(self) -> str:

@@ -74,9 +74,8 @@ class Parts:
 
     scheduler: Any
     config: VllmConfig
-    kv_cache_config: KVCacheConfig
-    layers: tuple[tuple[str, ...], ...]
-    """Layer names per KV group."""
+    hash_block_size: int
+    """Tokens per block hash."""
 
 
 def vllm_version() -> str:
@@ -126,7 +125,8 @@ def _config(
     parallel = ParallelConfig()
     # Set afterwards: the constructor would look for as many devices as there are ranks.
     parallel.tensor_parallel_size = shape.tp
-    parallel.world_size = shape.tp
+    parallel.pipeline_parallel_size = shape.pp
+    parallel.world_size = shape.ranks
     parallel.rank = rank or 0
     folder = _model_dir()
     config = VllmConfig(
@@ -152,6 +152,7 @@ def _config(
                 enable_chunked_prefill=True,
                 async_scheduling=shape.async_scheduling,
                 disable_hybrid_kv_cache_manager=not hybrid,
+                policy=shape.policy,
                 watermark=0.0,
             )
         ),
@@ -205,9 +206,15 @@ def config_state(config: VllmConfig) -> str:
         config.cache_config.enable_prefix_caching,
         vars(config.scheduler_config),
         {k: v for k, v in vars(transfer).items() if k != "kv_connector_extra_config"},
-        (config.parallel_config.tensor_parallel_size, config.parallel_config.rank),
+        (config.parallel_config.world_size, config.parallel_config.rank),
     )
     return repr(parts)
+
+
+def concurrent_batches(config: VllmConfig, shape: Shape) -> int:
+    """Steps that may be under way at once."""
+    default = 2 if shape.async_scheduling else shape.pp
+    return int(getattr(config, "max_concurrent_batches", default))
 
 
 def forget_configs() -> None:
@@ -215,21 +222,29 @@ def forget_configs() -> None:
     _config.cache_clear()
 
 
-def build_kv_cache_config(config: VllmConfig, shape: Shape) -> tuple[KVCacheConfig, Any]:
-    """The KV cache's layout, and the layer names per group."""
+def layer_names(shape: Shape, stage: int) -> tuple[tuple[str, ...], ...]:
+    """Per KV group, the names of the layers that a pipeline stage holds."""
+    count = LAYERS_PER_GROUP // shape.pp
+    firsts = range(0, LAYERS_PER_GROUP * (2 if shape.window else 1), LAYERS_PER_GROUP)
+    return tuple(
+        tuple(f"model.layers.{first + stage * count + i}.self_attn.attn" for i in range(count))
+        for first in firsts
+    )
+
+
+def build_kv_cache_config(shape: Shape, stage: int = 0) -> KVCacheConfig:
+    """The layout of a pipeline stage's KV cache; the scheduler gets that of the first."""
     spec = {
         "block_size": shape.block_size,
         "num_kv_heads": max(1, HEADS // shape.tp),
         "head_size": HEAD_SIZE,
         "dtype": torch.float32,
     }
-    layers = [tuple(f"model.layers.{i}.self_attn.attn" for i in range(LAYERS_PER_GROUP))]
+    layers = layer_names(shape, stage)
     groups = [KVCacheGroupSpec(list(layers[0]), FullAttentionSpec(**spec))]
     if shape.window:
         from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
-        more = range(LAYERS_PER_GROUP, 2 * LAYERS_PER_GROUP)
-        layers.append(tuple(f"model.layers.{i}.self_attn.attn" for i in more))
         groups.append(
             KVCacheGroupSpec(
                 list(layers[1]), SlidingWindowSpec(**spec, sliding_window=shape.window)
@@ -240,19 +255,18 @@ def build_kv_cache_config(config: VllmConfig, shape: Shape) -> tuple[KVCacheConf
     )
     if hasattr(kv_cache_config, "kv_cache_layout"):
         kv_cache_config.kv_cache_layout = "LBHNC"
-    return kv_cache_config, tuple(layers)
+    return kv_cache_config
 
 
 def build_scheduler(config: VllmConfig, shape: Shape) -> Parts:
     """A real scheduler, with the scheduler half that it makes for itself."""
-    kv_cache_config, layers = build_kv_cache_config(config, shape)
+    kv_cache_config = build_kv_cache_config(shape)
     config.cache_config.num_gpu_blocks = shape.num_blocks
     block_size = hash_block_size = shape.block_size
     resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
     if resolve is not None:
         block_size, hash_block_size = resolve(kv_cache_config, config)
-        kv_cache_config.hash_block_size = hash_block_size
-        kv_cache_config.cache_hit_alignment_tokens = hash_block_size
+        _hash_blocks(kv_cache_config, hash_block_size)
     cls = AsyncScheduler if shape.async_scheduling else Scheduler
     scheduler = cls(
         **fitting(
@@ -265,11 +279,22 @@ def build_scheduler(config: VllmConfig, shape: Shape) -> Parts:
             log_stats=True,
         )
     )
-    return Parts(scheduler, config, kv_cache_config, layers)
+    if shape.runner == "v2":
+        # The output's shape is the scheduler's to choose; the runner itself would need Triton.
+        scheduler.use_v2_model_runner = True
+    return Parts(scheduler, config, hash_block_size)
 
 
-def build_worker_connector(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Any:
-    """A worker half, made as the model runner makes it."""
+def _hash_blocks(kv_cache_config: KVCacheConfig, tokens: int) -> None:
+    kv_cache_config.hash_block_size = tokens
+    kv_cache_config.cache_hit_alignment_tokens = tokens
+
+
+def build_worker_connector(config: VllmConfig, parts: Parts, shape: Shape, stage: int) -> Any:
+    """A worker half of a pipeline stage, made as the model runner makes it."""
+    kv_cache_config = build_kv_cache_config(shape, stage)
+    if hasattr(kv_cache_config, "hash_block_size"):
+        _hash_blocks(kv_cache_config, parts.hash_block_size)
     return KVConnectorFactory.create_connector(
         **fitting(
             KVConnectorFactory.create_connector,
@@ -286,15 +311,29 @@ def _hasher(block_size: int) -> Any:
 
 
 def build_request(
-    request_id: str, prompt: tuple[int, ...], max_tokens: int, salt: str | None, block_size: int
+    request_id: str,
+    prompt: tuple[int, ...],
+    max_tokens: int,
+    salt: str | None,
+    block_size: int,
+    *,
+    priority: int = 0,
+    params: Mapping[str, Any] | None = None,
 ) -> Request:
-    """A request as the front end would make it: greedy, no stop token."""
+    """A request as the front end would make it: greedy, no stop token.
+
+    ``params`` are its ``kv_transfer_params``.
+    """
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+    if params is not None:
+        sampling.extra_args = {"kv_transfer_params": dict(params)}
     return Request(
         **fitting(
             Request,
             request_id=request_id,
             prompt_token_ids=list(prompt),
-            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0),
+            sampling_params=sampling,
+            priority=priority,
             pooling_params=None,
             eos_token_id=None,
             arrival_time=float(next(_arrivals)),  # any increasing number: order decides, not time

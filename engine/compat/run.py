@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,14 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer import kv_transfer_state
-from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator, copy_kv_blocks
 from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+
+from kvconform.scenario.shape import Shape
 
 _GROUPS = ("_WORLD", "_TP", "_PP", "_DP", "_DCP", "_PCP", "_EP")
 
@@ -27,12 +32,12 @@ class SimulatedGroup:
     simulates no collectives, and a hook that needs one cannot be judged here.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self.rank = rank
         self.local_rank = rank
-        self.rank_in_group = rank
-        self.world_size = world_size
-        self.ranks = list(range(world_size))
+        self.ranks = list(ranks)
+        self.rank_in_group = self.ranks.index(rank)
+        self.world_size = len(self.ranks)
 
     @property
     def first_rank(self) -> int:
@@ -55,26 +60,36 @@ class SimulatedGroup:
         return self.rank == self.last_rank
 
 
+@functools.lru_cache(maxsize=64)
+def _groups(rank: int, tp: int, pp: int) -> dict[str, SimulatedGroup]:
+    alone = SimulatedGroup(rank, [rank])
+    stage = rank // tp
+    return {
+        **dict.fromkeys(_GROUPS, alone),
+        "_WORLD": SimulatedGroup(rank, range(tp * pp)),
+        "_TP": SimulatedGroup(rank, range(stage * tp, stage * tp + tp)),
+        "_PP": SimulatedGroup(rank, range(rank % tp, tp * pp, tp)),
+    }
+
+
 @contextlib.contextmanager
 def rank_scope(
-    config: VllmConfig, rank: int | None, world_size: int, connector: Any
+    config: VllmConfig, rank: int | None, shape: Shape, connector: Any
 ) -> Iterator[None]:
     """Install what a process holds once: transfer agent, current config, parallel groups.
 
     Args:
         config: the config of this engine and rank.
         rank: the worker's rank, or None for the scheduler's process, which has no groups.
-        world_size: tensor-parallel ranks.
+        shape: how many ranks there are; rank = stage * tp + rank in the stage.
         connector: the worker half that is this process' transfer agent, or None.
     """
     saved = {name: getattr(parallel_state, name, None) for name in _GROUPS}
     agent = kv_transfer_state._KV_CONNECTOR_AGENT
     if rank is not None:
-        member = SimulatedGroup(rank, world_size)
-        alone = SimulatedGroup(0, 1)
-        for name in _GROUPS:
+        for name, group in _groups(rank, shape.tp, shape.pp).items():
             if hasattr(parallel_state, name):
-                setattr(parallel_state, name, member if name in ("_WORLD", "_TP") else alone)
+                setattr(parallel_state, name, group)
     kv_transfer_state._KV_CONNECTOR_AGENT = connector
     try:
         with set_current_vllm_config(config):
@@ -86,21 +101,84 @@ def rank_scope(
                 setattr(parallel_state, name, group)
 
 
+class _SecondRunner(ActiveKVConnector):
+    """The second model runner's side of a connector, as installed.
+
+    It calls ``handle_preemptions`` itself; here that is done already, for all ranks at once.
+    """
+
+    def pre_forward(
+        self, scheduler_output: Any, input_batch: Any = None, attn_metadata: Any = None
+    ) -> None:
+        metadata = scheduler_output.kv_connector_metadata
+        assert metadata is not None
+        self.kv_connector.bind_connector_metadata(metadata)
+        self._pending_load_kwargs = self._build_load_kwargs(
+            scheduler_output, input_batch, attn_metadata
+        )
+        if scheduler_output.has_sync_kv_loads:
+            self._start_load_kv()
+
+
+def register_kv_caches(config: VllmConfig, caches: Mapping[str, Any], runner: str) -> Any:
+    """Hand the KV tensors to the process' transfer agent, as the model runner does.
+
+    Returns:
+        What runs the connector's side of each step under the second model runner, else None.
+    """
+    if runner == "v2":
+        return _SecondRunner(config, dict(caches))
+    agent = kv_transfer_state.get_kv_transfer_group()
+    agent.register_kv_caches(dict(caches))
+    agent.set_host_xfer_buffer_ops(copy_kv_blocks)
+    return None
+
+
+class Ran:
+    """What the connector's side of a step reported; ``output`` is there when the step is over."""
+
+    output: Any = None
+
+
 @contextlib.contextmanager
 def connector_step(
-    scheduler_output: Any, layers: Mapping[str, Any], metadata: Mapping[str, Any] | None
-) -> Iterator[Any]:
-    """The installed mixin's life cycle of one step, in a forward context; yields its output."""
+    second: Any,
+    scheduler_output: Any,
+    layers: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None,
+) -> Iterator[Ran]:
+    """The life cycle of one step, in a forward context, as the installed runner has it.
+
+    Args:
+        second: what :func:`register_kv_caches` returned.
+        scheduler_output: the step.
+        layers: attention layers by name.
+        metadata: attention metadata by layer; None: no forward.
+    """
     context = ForwardContext(
         no_compile_layers=dict(layers),
         attn_metadata=dict(metadata) if metadata is not None else None,
         slot_mapping={},
     )
-    with (
-        override_forward_context(context),
-        KVConnectorModelRunnerMixin._get_kv_connector_output(scheduler_output) as output,
-    ):
-        yield output
+    ran = Ran()
+    with override_forward_context(context):
+        if second is None:
+            mixin = KVConnectorModelRunnerMixin
+            with mixin._get_kv_connector_output(scheduler_output) as ran.output:
+                yield ran
+            return
+        batch = None
+        if metadata is not None:
+            names = list(scheduler_output.num_scheduled_tokens)
+            batch = SimpleNamespace(
+                idx_mapping=torch.arange(len(names), dtype=torch.int32),
+                req_ids=names,
+                num_tokens=scheduler_output.total_num_scheduled_tokens,
+            )
+        second.pre_forward(scheduler_output, batch, metadata)
+        yield ran
+        second.finish_forward()
+        ran.output = second.post_forward(scheduler_output.finished_req_ids)
 
 
 def handle_preemptions(connector: Any, scheduler_output: Any) -> None:

@@ -1,0 +1,134 @@
+"""Virtual time: leases, time-outs and heartbeats expire because the scenario says so.
+
+Within a run, the modules of the target see this clock instead of the real one, wherever they use
+``time`` by module or by name. It stands still but for ``Tick`` actions, the drain, and whoever
+sleeps. A thread of the target that sleeps really waits, for a moment at most: it must not turn the
+clock on behind the scenario's back. Waits on queues, events and sockets keep real time.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+EPOCH = 1_700_000_000.0
+"""What the clock shows at the start of a run, in seconds; ``time.time()`` must look like a date."""
+
+_NAP = 0.002
+"""Most seconds that a thread of the target really sleeps."""
+
+
+class Clock:
+    """The time of one run.
+
+    Attributes:
+        now: seconds since :data:`EPOCH`.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._driver = threading.get_ident()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    def read(self) -> float:
+        """The time, as every clock of the target shows it."""
+        return EPOCH + self.now
+
+    def sleep(self, seconds: float) -> None:
+        """The target sleeps."""
+        if threading.get_ident() == self._driver:
+            self.advance(seconds)
+        else:
+            time.sleep(min(seconds, _NAP))
+
+
+active: Clock | None = None
+"""The clock of the run that is going on; outside of runs, time is real."""
+
+
+def _reader(real: Callable[[], Any], per_second: int) -> Callable[[], Any]:
+    def read() -> Any:
+        clock = active
+        if clock is None:
+            return real()
+        return clock.read() if per_second == 1 else int(clock.read() * per_second)
+
+    return read
+
+
+def _sleep(seconds: float) -> None:
+    clock = active
+    if clock is None:
+        time.sleep(seconds)
+    else:
+        clock.sleep(seconds)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "time": _reader(time.time, 1),
+    "monotonic": _reader(time.monotonic, 1),
+    "perf_counter": _reader(time.perf_counter, 1),
+    "time_ns": _reader(time.time_ns, 10**9),
+    "monotonic_ns": _reader(time.monotonic_ns, 10**9),
+    "perf_counter_ns": _reader(time.perf_counter_ns, 10**9),
+    "sleep": _sleep,
+}
+_REPLACEMENTS = {getattr(time, name): function for name, function in _FUNCTIONS.items()}
+
+
+class _Time:
+    """Stands for the module ``time``; what is not about the clock is the module's own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _FUNCTIONS.get(name) or getattr(time, name)
+
+
+_time = _Time()
+_seen: set[str] = set()
+
+
+def packages_of(cls: type) -> frozenset[str]:
+    """Whose modules are the target's: those of its class and of the bases that it brings along.
+
+    A class of vLLM, or of this project, brings the package that it is in; any other the whole
+    distribution, for its helpers may be anywhere.
+    """
+    found = set()
+    for base in cls.__mro__:
+        module = base.__module__
+        top = module.partition(".")[0]
+        if top in ("builtins", "abc", "typing", "enum", "threading"):
+            continue
+        if top in ("vllm", "kvconform"):
+            if module.endswith((".v1.base", ".v1.metrics")):
+                continue
+            found.add(getattr(sys.modules.get(module), "__package__", None) or module)
+        else:
+            found.add(top)
+    return frozenset(found)
+
+
+def redirect(packages: Iterable[str]) -> None:
+    """Show the virtual clock to all loaded modules of these packages, from now on.
+
+    Outside of runs they see real time as before. Call it again when more may have been imported.
+    """
+    prefixes = tuple(p + "." for p in packages)
+    names = set(packages)
+    for name in list(sys.modules):
+        if name in _seen or not (name in names or name.startswith(prefixes)):
+            continue
+        _seen.add(name)
+        for key, value in list(vars(sys.modules[name]).items()):
+            if value is time:
+                setattr(sys.modules[name], key, _time)
+            elif callable(value) and getattr(value, "__module__", "") == "time":
+                replacement = _REPLACEMENTS.get(value)
+                if replacement is not None:
+                    setattr(sys.modules[name], key, replacement)

@@ -1,0 +1,86 @@
+"""Threads of the target: they are real, and the driver gives them the time that they need.
+
+Who uses processor time is at work; who waits with a time-out keeps real time, which a scenario
+cannot move. Both are asked before anything is said about what never came.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+LOOK = 0.001
+"""Seconds between two looks at the threads."""
+
+SETTLE = 0.1
+"""Most seconds that the driver waits after a step for threads to come to rest."""
+
+PATIENCE = 3.0
+"""Seconds that threads get before it is said that something never came."""
+
+_known = {thread.ident for thread in threading.enumerate()}
+
+
+def mine() -> list[threading.Thread]:
+    """The threads that were started since this module was loaded."""
+    if threading.active_count() <= len(_known):  # cheap, and true of most targets
+        return []
+    return [t for t in threading.enumerate() if t.ident not in _known]
+
+
+def settle() -> None:
+    """Wait until the target's threads do nothing, for a bounded time."""
+    threads = mine()
+    if not threads:
+        return
+    end = time.monotonic() + SETTLE
+    before = _used(threads)
+    while time.monotonic() < end:
+        time.sleep(LOOK)
+        now = _used(threads)
+        if now == before:
+            return
+        before = now
+
+
+def restless() -> list[str]:
+    """Names of the target's threads that may still do something in their own time."""
+    threads = mine()
+    if not threads:
+        return []
+    before = _used(threads)
+    time.sleep(10 * LOOK)
+    busy = {ident for ident, used in _used(threads).items() if used != before.get(ident)}
+    frames = sys._current_frames()
+    return sorted(
+        t.name
+        for t in threads
+        if t.is_alive() and (t.native_id in busy or _waits_long(frames.get(t.ident or 0)))
+    )
+
+
+def _used(threads: list[threading.Thread]) -> dict[int, int]:
+    """Nanoseconds on a processor per thread."""
+    used = {}
+    for thread in threads:
+        try:
+            text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+        except OSError:
+            continue
+        used[thread.native_id or 0] = int(text.split()[0])
+    return used
+
+
+def _waits_long(frame: object) -> bool:
+    """Whether the innermost wait of a thread has a time-out longer than our patience."""
+    while frame is not None:
+        timeout = getattr(frame, "f_locals", {}).get("timeout")
+        if isinstance(timeout, int | float) and not isinstance(timeout, bool):
+            return timeout > PATIENCE
+        module = getattr(frame, "f_globals", {}).get("__name__", "")
+        if module not in ("threading", "queue", "concurrent.futures.thread", "selectors"):
+            return False
+        frame = getattr(frame, "f_back", None)
+    return False
