@@ -14,7 +14,9 @@ from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.units import Found, Job, Result, Unit, do, merge, plan
 from kvconform.conformance.verdict import Finding, Verdict, judge
 from kvconform.faults.packages import NAMES, possible
+from kvconform.scenario.errors import UsageError
 from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 from kvconform.scenario.violation import Fingerprint
 
@@ -26,8 +28,8 @@ LEVELS: dict[str, str] = {
 }
 
 ORDERS: Mapping[str, frozenset[str]] = {
-    "plain": frozenset(),
-    "transport": frozenset({"hold", "release", "busy", "fail"}),
+    "plain": frozenset({"route"}),
+    "transport": frozenset({"route", "hold", "release", "busy", "fail", "cut"}),
 }
 """What each world can be told to do (see ``faults``)."""
 
@@ -89,6 +91,8 @@ class Checked:
         vllm: the installed vLLM's version.
         cut_short: the budget ended before the examples did.
         deaths: processes that the target took down.
+        shapes: per ``field=value`` of the shape, how many runs had it.
+        refused: what the target said to shapes that it does not serve, with how often.
     """
 
     target: Target
@@ -100,6 +104,8 @@ class Checked:
     vllm: str = ""
     cut_short: bool = False
     deaths: list[Death] = field(default_factory=list)
+    shapes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
 
     @property
     def findings(self) -> list[Finding]:
@@ -146,6 +152,15 @@ class _Check:
         self._began = time.monotonic()
         self._found: dict[Fingerprint, Found] = {}
         self._fixed = dict(target.shape) | dict(options.shape)
+        try:
+            shape = Shape().fixed(self._fixed)
+        except ValueError as error:
+            raise UsageError(f"--shape: {error}.") from None
+        if shape.topology == "pd" and not target.dialect:
+            raise UsageError(
+                f"--shape topology=pd needs the dialect of the target {target.name!r}: what its "
+                "requests carry from prefill to decode (key 'dialect' of a target's TOML file)."
+            )
 
     # -- doing jobs -------------------------------------------------------------------------------
 
@@ -177,13 +192,16 @@ class _Check:
         """Explore, settle, judge."""
         options, target = self.options, self.target
         level = list(LEVELS).index(options.level)
-        faults = options.faults & possible(ORDERS[target.world])
+        apart = bool(target.dialect) and self._fixed.get("topology") != "store"
+        faults = options.faults & possible(ORDERS[target.world], apart)
         static, *units = plan(level, faults, options.examples, options.seed)
         self._explore(work, [static])
         broken = {f.violation.fingerprint.rule for f in self.total.found}
         explored = bool(units) and "KVC-001" not in broken  # what cannot be made is not run
         if explored:
             self._explore(work, units)
+        if self.total.refused and not self.total.examples:
+            raise UsageError(next(iter(self.total.refused)))
         findings = self._settle(work)
         profile = find_profile(options.profile or target.profile)
         verdict = judge(
@@ -204,6 +222,8 @@ class _Check:
             self.total.vllm,
             self.total.cut_short,
             self.deaths,
+            self.total.shapes,
+            self.total.refused,
         )
 
     def _explore(self, work: Callable[[Sequence[Job]], Iterable[Done]], units: list[Unit]) -> None:
@@ -220,6 +240,8 @@ class _Check:
         total = self.total
         total.reached.update(result.reached)
         total.coverage.update(result.coverage)
+        total.shapes.update(result.shapes)
+        total.refused.update(result.refused)
         total.examples += result.examples
         total.steps += result.steps
         total.checked_steps += result.checked_steps

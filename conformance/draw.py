@@ -14,7 +14,20 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kvconform.scenario.actions import Abort, Action, Arrive, Busy, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.actions import (
+    Abort,
+    Action,
+    Arrive,
+    Busy,
+    Cut,
+    Fail,
+    Hold,
+    Lose,
+    Release,
+    Reset,
+    Step,
+    Tick,
+)
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.shape import Shape
 
@@ -27,20 +40,33 @@ RARE = 1000
 _SALTS = (None, "a", "b")
 
 
-def shapes(packages: frozenset[str], fixed: Mapping[str, Any], tp: int) -> SearchStrategy[Shape]:
-    """Shapes for a run with these fault packages; ``fixed`` fields are not drawn."""
+def shapes(
+    packages: frozenset[str], fixed: Mapping[str, Any], features: frozenset[str]
+) -> SearchStrategy[Shape]:
+    """Shapes for a run with these fault packages; ``fixed`` fields are not drawn.
+
+    ``features`` are the target's: pipeline stages only where it claims ``pp``.
+    """
 
     @st.composite
     def draw_shape(draw: Draw) -> Shape:
         tight = "tight-pool" in packages and draw(st.booleans())
+        apart = "handover" in packages and draw(st.booleans())
+        apart = fixed.get("topology", "pd" if apart else "store") == "pd"
+        pp = draw(st.sampled_from((1, 1, 1, 2))) if "pp" in features else 1
         fields: dict[str, Any] = {
             "num_blocks": draw(st.integers(8, 14)) if tight else 64,
             "store_blocks": draw(st.sampled_from((4, 8, 256))) if tight else 256,
-            "tp": draw(st.integers(1, tp)),
-            "engines": draw(st.sampled_from((1, 1, 2))),
+            "tp": draw(st.sampled_from((1, 1, 1, 2, 2, 4))),
+            "pp": pp,
+            "topology": "pd" if apart else "store",
+            "engines": draw(st.sampled_from((2, 2, 3) if apart else (1, 1, 2))),
             "max_num_seqs": draw(st.sampled_from((8, 8, 2))),
             "max_num_batched_tokens": draw(st.sampled_from((64, 64, 24, 128))),
-            "async_scheduling": draw(st.booleans()),
+            # vLLM's first runner keeps the pipeline full instead of running ahead of itself.
+            "async_scheduling": pp == 1 and draw(st.booleans()),
+            "policy": draw(st.sampled_from(("fcfs", "fcfs", "priority"))),
+            "runner": draw(st.sampled_from(("v1", "v1", "v2"))),
             "prefix_caching": draw(st.sampled_from((True, True, True, False))),
             "load_failure_policy": draw(st.sampled_from(("recompute", "fail"))),
         }
@@ -59,9 +85,9 @@ def lengths() -> SearchStrategy[int]:
     return st.one_of(edges, edges, st.integers(1, 70))
 
 
-def steps(most: int = 4) -> SearchStrategy[Step]:
-    """Some steps of some engine."""
-    return st.builds(Step, count=st.integers(1, most), engine=st.integers(0, 1))
+def priorities() -> SearchStrategy[int]:
+    """Priorities of requests; the lower, the sooner."""
+    return st.sampled_from((0, 0, 1, -1))
 
 
 class Moves:
@@ -70,17 +96,39 @@ class Moves:
     It counts arrivals, so that prompts of the base traffic share nothing with any other.
     """
 
-    def __init__(self, draw: Draw, packages: frozenset[str]) -> None:
+    def __init__(self, draw: Draw, packages: frozenset[str], shape: Shape) -> None:
         self.draw = draw
         self.packages = packages
+        self.shape = shape
         self._fresh = 0
 
     def draw_move(self, package: str | None) -> Move:
         """A move of this package; None: base traffic."""
         if package is None:
-            return (self._stranger(), self.draw(steps()))
+            return (self._stranger(), *self._steps())
         move: Move = getattr(self, "_" + package.replace("-", "_"))()
         return move
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _steps(self, most: int = 4) -> Move:
+        """Some steps of some engine; where prefill and decode are apart, often of both."""
+        count = self.draw(st.integers(1, most))
+        engine = self.draw(st.integers(0, self.shape.engines - 1))
+        if self.shape.topology == "pd" and engine and self.draw(st.booleans()):
+            return (Step(count, 0), Step(count, engine))
+        return (Step(count, engine),)
+
+    def _home(self, arrive: Arrive) -> int:
+        """The engine that a request ends in."""
+        if self.shape.topology == "pd":
+            return 1 + arrive.engine % (self.shape.engines - 1)
+        return arrive.engine
+
+    def _through(self, arrive: Arrive, count: int) -> Move:
+        """Steps of the engines that a request passes through."""
+        home = Step(count, self._home(arrive))
+        return (Step(count, 0), home) if self.shape.topology == "pd" else (home,)
 
     # -- arrivals ---------------------------------------------------------------------------------
 
@@ -91,6 +139,7 @@ class Moves:
             Prompt(RARE + self._fresh, self.draw(lengths())),
             self.draw(st.sampled_from((1, 2, 4, 20))),
             engine=self.draw(st.integers(0, 1)),
+            priority=self.draw(priorities()),
         )
 
     def _returning(self, salt: str | None = None) -> Arrive:
@@ -101,6 +150,7 @@ class Moves:
             self.draw(st.sampled_from((1, 2, 4, 20))),
             salt=salt,
             engine=self.draw(st.integers(0, 1)),
+            priority=self.draw(priorities()),
         )
 
     def _arrival(self) -> Arrive:
@@ -124,19 +174,20 @@ class Moves:
         between: Move = ()
         where = self.draw(st.sampled_from(("local", "outside", "both")))
         if where != "local":
-            between = (Reset(engine=first.engine),)
+            between = (Reset(engine=self._home(first)),)
         if where == "both":  # the first block or two are found locally, the rest outside
             short = Prompt(first.prompt.family, self.draw(st.sampled_from((17, 33))))
-            between = (*between, Arrive(short, engine=again.engine), Step(3, again.engine))
-        return (first, Step(self.draw(st.integers(1, 5)), first.engine), *between, again,
-                self.draw(steps()))  # fmt: skip
+            prefix = Arrive(short, engine=again.engine)
+            between = (*between, prefix, *self._through(prefix, 3))
+        return (first, *self._through(first, self.draw(st.integers(1, 5))), *between, again,
+                *self._steps())  # fmt: skip
 
     def _tenants(self) -> Move:
         first = self._returning(self.draw(st.sampled_from(_SALTS)))
         again = Arrive(
             first.prompt, 1, self.draw(st.sampled_from(_SALTS)), self.draw(st.integers(0, 1))
         )
-        return (first, Step(4, first.engine), again, self.draw(steps()))
+        return (first, *self._through(first, 4), again, *self._steps())
 
     def _delay(self) -> Move:
         hold = Hold(
@@ -147,31 +198,31 @@ class Moves:
             Release(self.draw(st.integers(0, 3))) for _ in range(self.draw(st.integers(0, 3)))
         )
         end: Move = (Release(),) if self.draw(st.booleans()) else ()
-        start: Move = (hold, self._arrival(), self.draw(steps()))
+        start: Move = (hold, self._arrival(), *self._steps())
         if "full-hit" in self.packages and self.draw(st.booleans()):
             start = self._open_load()
-        return (*start, *self._meanwhile(), *releases, self.draw(steps(2)), *end,
-                self.draw(steps(2)))  # fmt: skip
+        return (*start, *self._meanwhile(), *releases, *self._steps(2), *end,
+                *self._steps(2))  # fmt: skip
 
     def _outside_again(self, hold: Move = ()) -> Move:
         """A request whose prompt, two blocks or more, is found outside only."""
         prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from((33, 40, 48, 64))))
         first = Arrive(prompt, 1, engine=self.draw(st.integers(0, 1)))
         # Running requests keep the local cache from being emptied, unless they are preempted.
-        reset = Reset(running="preempt" in self.packages, engine=first.engine)
-        return (first, Step(5, first.engine), reset, *hold, first)
+        reset = Reset(running="preempt" in self.packages, engine=self._home(first))
+        return (first, *self._through(first, 5), reset, *hold, first)
 
     def _open_load(self) -> Move:
         """A request that waits for its load."""
         hold = Hold("load", self.draw(st.sampled_from((None, 0, 1))))
         *before, again = self._outside_again((hold,))
         assert isinstance(again, Arrive)
-        return (*before, again, Step(self.draw(st.integers(1, 2)), again.engine))
+        return (*before, again, *self._through(again, self.draw(st.integers(1, 2))))
 
     def _meanwhile(self) -> Move:
         """What happens while a transfer is open."""
-        options: list[Callable[[], Move]] = [lambda: (self._arrival(), self.draw(steps(2)))]
-        for package in ("abort", "preempt", "reset", "fail-load"):
+        options: list[Callable[[], Move]] = [lambda: (self._arrival(), *self._steps(2))]
+        for package in ("abort", "preempt", "reset", "fail-load", "peer-gone"):
             if package in self.packages:
                 options.append(getattr(self, "_" + package.replace("-", "_")))
         return self.draw(st.sampled_from(options))()
@@ -185,29 +236,33 @@ class Moves:
             else:  # in the very step in which the load begins, also when nothing holds it
                 opened, released = self._outside_again(), ()
             aborted = Abort(0, not released or self.draw(st.booleans()))
-            return (*opened, aborted, self.draw(steps(2)), *released, self.draw(steps(2)))
+            return (*opened, aborted, *self._steps(2), *released, *self._steps(2))
         before: Move = ()
         if self.draw(st.booleans()):
             before = (
                 self._arrival(),
-                *((self.draw(steps(2)),) if self.draw(st.booleans()) else ()),
+                *(self._steps(2) if self.draw(st.booleans()) else ()),
             )
-        return (*before, abort, self.draw(steps(2)))
+        return (*before, abort, *self._steps(2))
 
     def _preempt(self) -> Move:
         return (
             self._arrival(),
-            self.draw(steps(3)),
+            *self._steps(3),
             Reset(running=True, engine=self.draw(st.integers(0, 1))),
-            self.draw(steps(2)),
+            *self._steps(2),
         )
 
     def _defer(self) -> Move:
-        return (Busy(self.draw(st.integers(1, 3))), self._arrival(), self.draw(steps()))
+        return (Busy(self.draw(st.integers(1, 3))), self._arrival(), *self._steps())
 
     def _reset(self) -> Move:
+        if self.draw(st.booleans()):  # what was saved before may not be found afterwards
+            first = self._returning()
+            reset = Reset(connector=True, engine=self._home(first))
+            return (first, *self._through(first, 6), reset, first, *self._steps())
         reset = Reset(connector=self.draw(st.booleans()), engine=self.draw(st.integers(0, 1)))
-        return (reset, self._arrival(), self.draw(steps()))
+        return (reset, self._arrival(), *self._steps())
 
     def _tight_pool(self) -> Move:
         if "full-hit" in self.packages and self.draw(st.booleans()):
@@ -218,8 +273,8 @@ class Moves:
                 Arrive(self._stranger().prompt, 20, engine=again.engine)
                 for _ in range(self.draw(st.integers(1, 3)))
             )
-            return (*before, *rivals, Step(1, again.engine), again,
-                    Step(self.draw(st.integers(2, 6)), again.engine))  # fmt: skip
+            return (*before, *rivals, *self._through(again, 1), again,
+                    *self._through(again, self.draw(st.integers(2, 6))))  # fmt: skip
         arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(2, 3))))
         return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
 
@@ -230,11 +285,39 @@ class Moves:
             self.draw(st.sampled_from((None, 0, 1))),
         )
         if "full-hit" not in self.packages or self.draw(st.booleans()):
-            return (fail, self._arrival(), self.draw(steps(3)))
+            return (fail, self._arrival(), *self._steps(3))
         first = self._returning()
         again = Arrive(first.prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)
         more: Move = (again,) if self.draw(st.booleans()) else ()
         after: Move = self._abort() if "abort" in self.packages and self.draw(st.booleans()) else ()
-        return (first, Step(5, first.engine), Reset(engine=first.engine), fail, again, *more,
-                Step(self.draw(st.integers(1, 2)), first.engine), *after,
+        return (first, *self._through(first, 5), Reset(engine=self._home(first)), fail, again,
+                *more, *self._through(again, self.draw(st.integers(1, 2))), *after,
                 *((again,) if after else ()))  # fmt: skip
+
+    # -- prefill and decode apart -----------------------------------------------------------------
+
+    def _handover(self) -> Move:
+        """Requests between engines; some are held up while other things happen."""
+        arrive = self._arrival()
+        if self.draw(st.booleans()):
+            return (arrive, *self._through(arrive, self.draw(st.integers(1, 4))))
+        late: Move = (Hold("route"), arrive, Step(self.draw(st.integers(1, 4))))
+        return (*late, *self._meanwhile(), Release(self.draw(st.integers(0, 1))), *self._steps(3))
+
+    def _expire(self) -> Move:
+        """A lease runs out: nobody comes for the blocks, or too late."""
+        arrive = self._arrival()
+        held: Move = (Hold(self.draw(st.sampled_from(("route", "load")))), arrive,
+                      *self._through(arrive, 4))  # fmt: skip
+        lost: Move = (Lose(),) if self.draw(st.booleans()) else ()
+        tick = Tick(self.draw(st.sampled_from((1.0, 59.0, 61.0, 3600.0))))
+        return (*held, *lost, tick, *self._steps(2), Release(), *self._steps(3))
+
+    def _peer_gone(self) -> Move:
+        """An engine cannot be reached, in the middle of a transfer or before it; it comes back."""
+        arrive = self._arrival()
+        hold: Move = (Hold("load"),) if self.draw(st.booleans()) else ()
+        cut = Cut(self.draw(st.integers(0, self.shape.engines - 1)))
+        back: Move = (Cut(cut.engine, back=True),) if self.draw(st.booleans()) else ()
+        return (*hold, arrive, *self._through(arrive, self.draw(st.integers(1, 3))), cut,
+                *self._steps(2), Release(), *self._steps(2), *back, *self._steps(2))  # fmt: skip

@@ -11,11 +11,14 @@ from kvconform.scenario.actions import (
     Action,
     Arrive,
     Busy,
+    Cut,
     Fail,
     Hold,
+    Lose,
     Release,
     Reset,
     Step,
+    Tick,
     action_to_json,
 )
 from kvconform.scenario.trace import Event, Kind
@@ -57,19 +60,31 @@ class Interpreter:
             case Fail():
                 effect = self.cluster.world.fail(action.loads, action.blocks, action.rank)
                 self._record(action, _rank(action.rank), effect)
+            case Tick():
+                self.cluster.clock.advance(action.seconds)
+                self._record(action, f"{action.seconds:g} s", True)
+            case Lose():
+                lost = self.cluster.world.lose(action.handover)
+                name = lost.request if lost else None
+                self._record(action, name or "nothing is on its way", bool(lost), request=name)
+            case Cut():
+                effect = self.cluster.world.cut(action.engine, action.back)
+                self._record(action, f"engine {action.engine % len(self.cluster.engines)}", effect)
             case _:
                 raise TypeError(f"unknown action {action!r}")
 
     def _arrive(self, action: Arrive) -> None:
         cluster = self.cluster
-        engine = action.engine % len(cluster.engines)
+        engine = cluster.place(action.engine)
         fits = cluster.shape.fits(action.prompt.num_tokens + action.max_tokens)
-        name = f"r{len(cluster.arrived)}"
+        name = cluster.next_name()
         if not fits or action.max_tokens < 1:
             self._record(action, "does not fit into the pool", False, engine=engine)
             return
         self._record(action, name, True, engine=engine, request=name)
-        cluster.arrive(action.prompt, action.max_tokens, action.salt, engine)
+        cluster.arrive(
+            action.prompt, action.max_tokens, action.salt, action.engine, action.priority
+        )
 
     def _abort(self, action: Abort) -> None:
         live = self.cluster.live()
@@ -88,7 +103,7 @@ class Interpreter:
         engine = self.cluster.engines[action.engine % len(self.cluster.engines)]
         self._record(action, f"engine {engine.index}", engine.has_work(), engine=engine.index)
         for _ in range(action.count):
-            if not engine.step():
+            if not self.cluster.step(engine.index):
                 break
 
     def _record(

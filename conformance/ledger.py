@@ -19,9 +19,15 @@ LOADING = "WAITING_FOR_REMOTE_KVS"
 
 @dataclass(slots=True)
 class Facts:
-    """A request as the contract sees it.
+    """A request as the contract sees it; where prefill and decode are apart, one leg of it.
 
     Attributes:
+        after: of a leg that decodes: the name of the one that prefilled.
+        then: of a leg that prefilled: the name of the one that decodes, once it was forwarded.
+        prefills: its output goes to another engine.
+        before_reset: it had ended when its engine's connector forgot all that it had stored.
+        load_failed: blocks of a load of it failed.
+        lost: its client went away before it was forwarded.
         known: leading tokens that an earlier prompt of the same salt shares.
         foreign: leading tokens that an earlier prompt of another salt shares.
         status: vLLM's status; None before arrival and after it was forgotten.
@@ -56,6 +62,12 @@ class Facts:
     load_is_async: bool = False
     load_step: int = 0
     deferred: bool = False
+    after: str | None = None
+    then: str | None = None
+    prefills: bool = False
+    lost: bool = False
+    load_failed: bool = False
+    before_reset: bool = False
     delivered: list[int] = field(default_factory=list)
     reports: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Per (direction, rank): reports for the load or send that is open now."""
@@ -90,6 +102,7 @@ class Ledger:
         self.checked_steps = 0
         self._connector_event = False
         self._computed: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
         if shape.num_blocks <= 20:
             self.faults["tight-pool"] += 1
 
@@ -134,27 +147,48 @@ class Ledger:
             return
         else:
             package = {"abort": "abort", "hold": "delay", "release": "delay", "busy": "defer",
-                       "fail": "fail-load"}.get(do)  # fmt: skip
+                       "fail": "fail-load", "tick": "expire", "lose": "expire",
+                       "cut": "peer-gone"}.get(do)  # fmt: skip
             if do == "reset":
                 package = "preempt" if data["action"].get("running") else "reset"
+            if do == "lose" and event.request is not None:
+                self.requests[event.request].lost = True
             assert package is not None
             self.faults[package] += 1
         self.world_version += 1
 
     def _arrive(self, name: str, engine: int, action: Arrive) -> None:
         facts = Facts(name, engine, action.prompt, action.salt, action.max_tokens)
-        mine = action.prompt.tokens
-        for other in self.requests.values():
-            shared = _shared(mine, other.prompt.tokens)
-            if other.salt == action.salt:
-                facts.known = max(facts.known, shared)
-            else:
-                facts.foreign = max(facts.foreign, shared)
+        if self.shape.topology == "pd":
+            facts.prefills, facts.max_tokens = True, 1
+            self._asked[name] = action.max_tokens
+            self.faults["handover"] += 1
+        self._enter(facts)
         if facts.known >= self.shape.block_size:
             self.faults["full-hit"] += 1
         if facts.foreign >= self.shape.block_size:
             self.faults["tenants"] += 1
-        self.requests[name] = facts
+
+    def _forwarded(self, event: Event) -> None:
+        assert event.request is not None
+        first = self.requests[event.data["after"]]
+        first.then = event.request
+        facts = Facts(
+            event.request, event.engine, first.prompt, first.salt, self._asked[first.name],
+            after=first.name,
+        )  # fmt: skip
+        self._enter(facts)
+        self.world_version += 1
+
+    def _enter(self, facts: Facts) -> None:
+        mine = facts.prompt.tokens
+        for other in self.requests.values():
+            shared = _shared(mine, other.prompt.tokens)
+            if other.salt == facts.salt:
+                facts.known = max(facts.known, shared)
+            else:
+                facts.foreign = max(facts.foreign, shared)
+        self.requests[facts.name] = facts
 
     def _status(self, event: Event) -> None:
         assert event.request is not None
@@ -166,6 +200,10 @@ class Ledger:
         self.world_version += 1
 
     def _hook(self, event: Event) -> None:
+        if event.data["name"] == "reset_cache" and event.data["answer"] is not False:
+            for facts in self.requests.values():
+                # Who is still there may save what it holds; that is judged kindly.
+                facts.before_reset |= facts.status is None and facts.forgotten
         if event.request is None or event.request not in self.requests:
             return
         facts = self.requests[event.request]
@@ -213,6 +251,8 @@ class Ledger:
         assert event.rank is not None
         for block in set(event.data["blocks"]) - set(event.data["failed"]):
             self.unreported.pop((event.engine, event.rank, block), None)  # a retry moved it
+        if event.data["failed"]:
+            self.requests[event.request].load_failed = True
         for block in event.data["failed"]:
             self.unreported[event.engine, event.rank, block] = event.request
 
@@ -266,6 +306,21 @@ class Ledger:
     def _after_tokens(self, event: Event) -> None:
         assert event.request is not None
         self.requests[event.request].delivered.extend(event.data["tokens"])
+
+    def has_computed(self, facts: Facts) -> bool:
+        """Whether it was ever scheduled."""
+        return self._computed.get(facts.name, 0) > 0
+
+    def known_since_reset(self, facts: Facts) -> int:
+        """Leading tokens that a request since the last reset of the connector shares with it."""
+        return max(
+            (
+                _shared(facts.prompt.tokens, other.prompt.tokens)
+                for other in self.requests.values()
+                if other is not facts and other.salt == facts.salt and not other.before_reset
+            ),
+            default=0,
+        )
 
 
 def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:

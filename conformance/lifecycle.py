@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from kvconform.scenario.actions import Abort, Arrive, Busy, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.actions import (
+    Abort,
+    Action,
+    Arrive,
+    Busy,
+    Cut,
+    Fail,
+    Hold,
+    Lose,
+    Release,
+    Reset,
+    Step,
+    Tick,
+)
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 
 _SMALL = Shape()
+_APART = Shape(topology="pd", engines=2)
 _PROMPT = Prompt(0, 50)
 
 
 def _again(**fields: object) -> Arrive:
     return Arrive(_PROMPT, **fields)  # type: ignore[arg-type]
+
+
+def _through(count: int) -> tuple[Action, ...]:
+    """Steps of the engine that prefills, and of the one that decodes."""
+    return (Step(count), Step(count, 1))
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -60,10 +79,42 @@ SCENARIOS: dict[str, Scenario] = {
     "async scheduling": Scenario(
         Shape(async_scheduling=True), (_again(max_tokens=3), Step(6), Reset(), _again(max_tokens=3))
     ),
+    "the other model runner": Scenario(
+        Shape(runner="v2"),
+        (_again(max_tokens=9), Step(4), Reset(running=True), Step(2), Reset(), _again(max_tokens=3)),
+    ),
+    "reset of the store": Scenario(_SMALL, (_again(), Step(6), Reset(connector=True), _again())),
+    "prefill and decode": Scenario(_APART, (_again(max_tokens=3), *_through(6))),
+    "found where it decodes": Scenario(
+        _APART, (_again(max_tokens=3), *_through(6), _again(max_tokens=3), *_through(6))
+    ),
+    "one prefills, two decode": Scenario(
+        Shape(topology="pd", engines=3),
+        (_again(max_tokens=2), _again(max_tokens=2, engine=1), *_through(4), Step(6, 2)),
+    ),
+    "aborted before it decodes": Scenario(
+        _APART, (_again(max_tokens=3), Step(4), Abort(), *_through(3))
+    ),
+    "aborted while it is pulled": Scenario(
+        _APART,
+        (Hold("load"), _again(max_tokens=3), *_through(4), Abort(), *_through(2), Release()),
+    ),
+    "nobody comes": Scenario(
+        _APART, (Hold("route"), _again(), Step(4), Lose(), Tick(), *_through(2))
+    ),
+    "pulled too late": Scenario(
+        _APART, (Hold("load"), _again(max_tokens=2), *_through(4), Tick(3600), Step(2), Release())
+    ),
+    "the other engine is gone": Scenario(
+        _APART,
+        (Hold("load"), _again(max_tokens=2), *_through(4), Cut(), Release(), *_through(3),
+         Cut(back=True), _again(max_tokens=2), *_through(6)),
+    ),
 }  # fmt: skip
 
 _PACKAGE = {"hold": "delay", "release": "delay", "abort": "abort", "busy": "defer",
-            "fail": "fail-load"}  # fmt: skip
+            "fail": "fail-load", "tick": "expire", "lose": "expire",
+            "cut": "peer-gone"}  # fmt: skip
 
 
 def packages_of(scenario: Scenario) -> frozenset[str]:
@@ -72,9 +123,13 @@ def packages_of(scenario: Scenario) -> frozenset[str]:
     arrivals = [a for a in scenario.actions if isinstance(a, Arrive)]
     if len(arrivals) > 1:
         needed.add("full-hit")
+    if scenario.shape.topology == "pd":
+        needed.add("handover")
     if any(a.salt for a in arrivals):
         needed.add("tenants")
     for action in scenario.actions:
         if isinstance(action, Reset):
             needed.add("preempt" if action.running else "full-hit")
+            if action.connector:
+                needed.add("reset")
     return frozenset(needed)

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from kvconform.conformance.draw import Moves, shapes
 from kvconform.conformance.run import Outcome, Run
 from kvconform.conformance.steady import NAME as STEADY
+from kvconform.scenario.errors import RefusedError
 from kvconform.scenario.target import Target
 
 MOVES_PER_RUN = 6
@@ -70,7 +71,8 @@ def make_machine(
     fixed: Mapping[str, Any],
     ended: Callable[[Outcome], None],
     *,
-    max_tp: int = 2,
+    features: frozenset[str] = frozenset(),
+    refused: Callable[[RefusedError], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> type[RuleBasedStateMachine]:
     """A machine that explores one target.
@@ -80,7 +82,8 @@ def make_machine(
         packages: fault packages that runs may use.
         fixed: fields of the shape that are not drawn.
         ended: hears of each run's outcome.
-        max_tp: most tensor-parallel ranks to draw.
+        features: what the target claims.
+        refused: hears of shapes that the target does not serve.
         stop: true makes every further run an empty one (the budget is used up).
     """
 
@@ -89,13 +92,16 @@ def make_machine(
             super().__init__()
             self.run: Run | None = None
 
-        @initialize(data=st.data(), shape=shapes(packages, fixed, max_tp))
+        @initialize(data=st.data(), shape=shapes(packages, fixed, features))
         def begin(self, data: Any, shape: Any) -> None:
             if stop():
                 return
             chosen = frozenset(p for p in sorted(packages) if data.draw(st.integers(0, 3)))
-            self.moves = Moves(data.draw, chosen)
-            self.run = Run(target, shape)
+            self.moves = Moves(data.draw, chosen, shape)
+            try:
+                self.run = Run(target, shape)
+            except RefusedError as error:
+                refused(error)
 
         @rule(data=st.data())
         def traffic(self, data: Any) -> None:

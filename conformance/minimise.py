@@ -10,7 +10,20 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvconform.scenario.actions import Abort, Action, Arrive, Busy, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.actions import (
+    Abort,
+    Action,
+    Arrive,
+    Busy,
+    Cut,
+    Fail,
+    Hold,
+    Lose,
+    Release,
+    Reset,
+    Step,
+    Tick,
+)
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
@@ -85,9 +98,12 @@ class Minimiser:
     def _shape(self, best: Scenario) -> Iterator[Scenario]:
         """Set each field of the shape to its default."""
         for field in dataclasses.fields(Shape):
-            if field.name in self._fixed or getattr(best.shape, field.name) == field.default:
+            simple = field.default
+            if field.name == "engines" and best.shape.topology == "pd":
+                simple = 2
+            if field.name in self._fixed or getattr(best.shape, field.name) == simple:
                 continue
-            changes: dict[str, Any] = {field.name: field.default}
+            changes: dict[str, Any] = {field.name: simple}
             try:
                 shape = dataclasses.replace(best.shape, **changes)
             except ValueError:
@@ -132,11 +148,13 @@ def simpler(action: Action) -> Iterator[Action]:
     """Simpler variants of an action, simplest first."""
     replace = dataclasses.replace
     match action:
-        case Arrive(prompt, max_tokens, salt, engine):
+        case Arrive(prompt, max_tokens, salt, engine, priority):
             if salt is not None:
                 yield replace(action, salt=None)
             if engine:
                 yield replace(action, engine=0)
+            if priority:
+                yield replace(action, priority=0)
             for tokens in _lower(max_tokens, 1):
                 yield replace(action, max_tokens=tokens)
             for tail in _lower(prompt.tail, 0):
@@ -176,6 +194,16 @@ def simpler(action: Action) -> Iterator[Action]:
                 yield replace(action, blocks="all")
             for k in _lower(loads, 1):
                 yield replace(action, loads=k)
+        case Tick(seconds):
+            for more in (1.0, 61.0):
+                if more < seconds:
+                    yield Tick(more)
+        case Lose(handover):
+            for k in _lower(handover, 0):
+                yield Lose(k)
+        case Cut(engine, back):
+            if engine:
+                yield Cut(0, back)
         case Reset(running, connector, engine):
             if connector:
                 yield replace(action, connector=False)

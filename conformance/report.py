@@ -48,6 +48,8 @@ def run_data(checked: Checked, command: str) -> dict[str, Any]:
         "checkedSteps": progress.checked_steps,
         "seconds": round(progress.seconds, 2),
         "cutShort": checked.cut_short,
+        "shapes": dict(sorted(checked.shapes.items())),
+        "refused": dict(checked.refused),
         "processes": checked.options.processes,
         "command": command,
     }

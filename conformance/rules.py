@@ -13,8 +13,12 @@ from typing import Literal
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.violation import Side, is_rule_id
 
-HITS = frozenset({"full-hit", "tenants", "preempt", "tight-pool"})
-"""Packages after which something may be found outside: prompts return, or preempted requests do."""
+APART = frozenset({"handover", "expire", "peer-gone"})
+"""Packages that act where prefill and decode are apart."""
+
+HITS = frozenset({"full-hit", "tenants", "preempt", "tight-pool", "reset", *APART})
+"""Packages after which something may be found outside: prompts return, or preempted requests do, or
+another engine has prefilled them."""
 
 Level = Literal["must", "should"]
 
@@ -77,6 +81,7 @@ _ALL = frozenset(
         "reset",
         "tight-pool",
         "fail-load",
+        *APART,
     }
 )
 _ASYNC = frozenset({"async"})
@@ -291,6 +296,19 @@ RULES: tuple[Rule, ...] = (
         help="Each True from request_finished needs its finished_sending, on every rank.",
     ),
     Rule(
+        "KVC-403", "what is not needed is given back",
+        "An engine that offers blocks for another to decode is told when they are not needed: found "
+        "locally, or their request ended before it took them. It does not wait for its lease.",
+        _S, "a request with an offer was admitted without a load, or ended before it was admitted",
+        packages=frozenset({"handover"}), features=frozenset({"pd"}),
+        source="distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py request_finished, "
+        "pull_scheduler.py update_state_after_alloc: an empty list of blocks is sent so that the "
+        "prefill engine does not strand them",
+        incidents=("B-164",),
+        help="Send the release in update_state_after_alloc with 0 external tokens, and in "
+        "request_finished of a request that was never admitted.",
+    ),
+    Rule(
         "KVC-404", "only promised blocks are written",
         "A load writes only the blocks that were allocated for it: never blocks hit locally, never "
         "someone else's.",
@@ -345,6 +363,17 @@ RULES: tuple[Rule, ...] = (
         help="Drain the set when it is read; report ids once.",
         since="0.11.2",
     ),
+    Rule(
+        "KVC-603", "leases run out",
+        "Blocks that are kept for another engine are given back when nobody has come for them.",
+        _W, "a request's client went away, or its decoder could not be reached, while its blocks "
+        "were kept",
+        packages=frozenset({"expire", "peer-gone"}), features=frozenset({"pd", "async"}),
+        source="v1/nixl/base_worker.py, v1/mooncake/mooncake_connector.py: time-outs of requests "
+        "to send; v1/core/sched/scheduler.py keeps blocks until finished_sending, without a limit",
+        incidents=("B-111", "B-112"),
+        help="Give each kept request a deadline, and report it in finished_sending when it passes.",
+    ),
     # -- 7xx progress -----------------------------------------------------------------------------
     Rule(
         "KVC-701", "loads end",
@@ -354,6 +383,18 @@ RULES: tuple[Rule, ...] = (
         source="v1/core/sched/scheduler.py _handle_blocked_waiting_request: waits without a limit",
         incidents=("B-021", "B-128", "B-155"),
         help="Report finished_recving for every asynchronous promise, also when it failed.",
+    ),
+    # -- 8xx composition --------------------------------------------------------------------------
+    Rule(
+        "KVC-801", "a reset forgets",
+        "After reset_cache has succeeded, a lookup finds nothing of requests that had ended before.",
+        _S, "a lookup, after a reset of the connector, for a prompt that only requests before it had",
+        packages=frozenset({"reset"}), features=frozenset({"reset"}),
+        source="v1/core/sched/scheduler.py reset_connector_cache; called after an update of the "
+        "weights",
+        incidents=("B-089",),
+        help="Forget what is stored, and what is being saved: the KV is that of other weights. "
+        "Answer False when that is impossible.",
     ),
     # -- what vLLM itself owes: reported, never held against the target ---------------------------
     Rule(

@@ -64,8 +64,10 @@ def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]
     overridden("stats", "get_kv_connector_stats")
     if compat.supports_groups(cls):
         found["hma"] = "derives from SupportsHMA"
-    if offers:
+    if "hold" in offers:
         found["orders"] = "its transfers obey orders: " + ", ".join(sorted(offers))
+    if target.dialect:
+        found["pd"] = "its dialect is declared"
     for feature in target.features:
         found.setdefault(feature, "declared")
     return found

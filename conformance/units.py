@@ -7,7 +7,6 @@ JSON.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvconform.scenario.codec import decode, encode
+from kvconform.scenario.errors import RefusedError
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.target import Target
 from kvconform.scenario.trace import Event
@@ -25,6 +25,10 @@ PARTS = 4
 
 PACKAGE_EXAMPLES = 10
 """Runs of L2 for each fault package (a tenth of the examples at most)."""
+
+COUNTED = ("topology", "engines", "tp", "pp", "async_scheduling", "policy", "runner",
+           "load_failure_policy", "prefix_caching")  # fmt: skip
+"""Fields of the shape that reports count."""
 
 UnitKind = Literal["static", "life-cycle", "explore", "settle", "play"]
 
@@ -113,6 +117,8 @@ class Result:
         features: of ``static``: what the target has, each with how that was found.
         vllm: of ``static``: the installed vLLM's version.
         cut_short: the time was over before the unit was done.
+        shapes: per ``field=value`` of the shape, how many runs had it.
+        refused: what the target said to shapes that it does not serve, with how often.
     """
 
     reached: Counter[str] = field(default_factory=Counter)
@@ -124,6 +130,8 @@ class Result:
     features: dict[str, str] = field(default_factory=dict)
     vllm: str = ""
     cut_short: bool = False
+    shapes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
         """JSON data."""
@@ -137,6 +145,8 @@ class Result:
             "features": self.features,
             "vllm": self.vllm,
             "cut_short": self.cut_short,
+            "shapes": dict(self.shapes),
+            "refused": dict(self.refused),
         }
 
     @staticmethod
@@ -152,6 +162,8 @@ class Result:
             dict(data["features"]),
             data["vllm"],
             data["cut_short"],
+            Counter(data["shapes"]),
+            Counter(data["refused"]),
         )
 
 
@@ -256,9 +268,11 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
         case "life-cycle":
             _life_cycle(job, gather, spent)
         case "explore":
+            has = static.features(cls, target, make_world(target.world).offers)
             machine = make_machine(
-                target, frozenset(unit.packages), job.fixed, gather.ended, stop=spent
-            )
+                target, frozenset(unit.packages), job.fixed, gather.ended,
+                features=frozenset(has), refused=gather.refused, stop=spent,
+            )  # fmt: skip
             explore(machine, unit.examples, unit.seed)
         case "settle":
             result.found = [_settle(job, lambda: tell(result))]
@@ -287,6 +301,10 @@ class _Gatherer:
         self._by_fingerprint: dict[Fingerprint, Found] = {}
         self._tell = tell
 
+    def refused(self, error: RefusedError) -> None:
+        """The target does not serve a shape: that is its right."""
+        self.result.refused[str(error)] += 1
+
     def ended(self, outcome: Any) -> None:
         """A run ended. A fingerprint once found is muted: exploring goes on."""
         result = self.result
@@ -294,6 +312,8 @@ class _Gatherer:
         result.steps += outcome.steps
         result.checked_steps += outcome.checked_steps
         result.reached.update(outcome.reached)
+        shape = outcome.scenario.shape
+        result.shapes.update(f"{name}={getattr(shape, name)}" for name in COUNTED)
         result.coverage.update({f"{a} {s}": n for (a, s), n in outcome.coverage.items()})
         violation = outcome.violation
         if violation is not None:
@@ -320,8 +340,11 @@ def _life_cycle(job: Job, gather: _Gatherer, spent: Callable[[], bool]) -> None:
 
     for scenario in SCENARIOS.values():
         if packages_of(scenario) <= set(job.unit.packages) and not spent():
-            shape = dataclasses.replace(scenario.shape, **job.fixed)
-            gather.ended(play(job.target, Scenario(shape, scenario.actions)))
+            shape = scenario.shape.fixed(job.fixed)
+            try:
+                gather.ended(play(job.target, Scenario(shape, scenario.actions)))
+            except RefusedError as error:
+                gather.refused(error)
 
 
 def _settle(job: Job, tell: Callable[[], None]) -> Found:
@@ -335,7 +358,10 @@ def _settle(job: Job, tell: Callable[[], None]) -> Found:
 
     def fails(candidate: Scenario) -> bool:
         tell()
-        violation = play(job.target, candidate).violation
+        try:
+            violation = play(job.target, candidate).violation
+        except RefusedError:
+            return False
         return violation is not None and violation.fingerprint == unit.fingerprint
 
     confirmed = fails(scenario) and fails(scenario)

@@ -104,8 +104,12 @@ def judge(
         count = reached[rule.id]
         result: Result
         reason = ""
-        if any(f.confirmed for f in found):
+        if any(f.confirmed and not f.violation.unsettled for f in found):
             result = "fail"
+        elif any(f.confirmed for f in found):
+            names = sorted({n for f in found for n in f.violation.unsettled})
+            result = "inconclusive"
+            reason = f"threads of the target may still be at it: {', '.join(names)}"
         elif found:
             result, reason = "inconclusive", "seen once, and not again in a replay"
         elif not applies(rule, profile, features):

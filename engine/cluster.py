@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shutil
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from kvconform.engine import logs
+from kvconform.engine import clock, compat, logs, threads
+from kvconform.engine.clock import Clock
 from kvconform.engine.engine import Engine
 from kvconform.engine.oracle import Stream, stream
 from kvconform.engine.recorder import ESCAPING
-from kvconform.engine.world import World
-from kvconform.scenario.errors import UsageError
+from kvconform.engine.world import Handover, World
+from kvconform.scenario.errors import RefusedError, UsageError
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
@@ -30,15 +35,31 @@ STEPS_PER_TOKEN = 6
 _runs = itertools.count()
 
 
+LONG = 24 * 3600.0
+"""Seconds that pass in a drain when nothing else happens any more: longer than any lease."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request of this run."""
+    """A request of this run; where prefill and decode are apart, one leg of it.
+
+    Attributes:
+        name: ``r3``; the leg that decodes it is ``r3d``.
+        engine: where it went.
+        prompt: its prompt.
+        max_tokens: output tokens after which it stops.
+        salt: its tenant.
+        priority: the lower, the sooner.
+        then: of a prefill: engine that decodes, and its output tokens.
+    """
 
     name: str
     engine: int
     prompt: Prompt
     max_tokens: int
     salt: str | None
+    priority: int = 0
+    then: tuple[int, int] | None = None
 
 
 class Cluster:
@@ -68,12 +89,16 @@ class Cluster:
         self.world = world
         self.trace = trace
         self.arrived: dict[str, Arrived] = {}
+        self.clock = Clock()
+        self._clients = 0
         self._streams: dict[str, Stream] = {}
         self._folder: str | None = None
         self.engines: list[Engine] = []
         world.begin(self)
         extra = self._extra()
         logs.capture(self._log)
+        clock.active = self.clock
+        clock.redirect(clock.packages_of(compat.connector_class(target)))
         try:
             for index in range(shape.engines):
                 self.engines.append(
@@ -81,8 +106,12 @@ class Cluster:
                 )
         except ESCAPING as error:
             self.close()
-            raise UsageError(
-                f"The target {target.name!r} could not be set up: {type(error).__name__}: {error}"
+            # A connector refuses what it does not serve with a ValueError.
+            refused = isinstance(error, ValueError | NotImplementedError)
+            line = traceback.extract_tb(error.__traceback__)[-1]
+            raise (RefusedError if refused else UsageError)(
+                f"The target {target.name!r} could not be set up: {type(error).__name__}: {error} "
+                f"({Path(line.filename).name}, line {line.lineno})"
             ) from error
 
     def _extra(self) -> Mapping[str, Any]:
@@ -118,16 +147,85 @@ class Cluster:
             )
         )
 
-    def arrive(self, prompt: Prompt, max_tokens: int, salt: str | None, engine: int) -> str | None:
+    def place(self, engine: int) -> int:
+        """The engine that a request goes to first."""
+        return 0 if self.shape.topology == "pd" else engine % len(self.engines)
+
+    def next_name(self) -> str:
+        """The name that the next request gets."""
+        return f"r{self._clients}"
+
+    def arrive(
+        self,
+        prompt: Prompt,
+        max_tokens: int,
+        salt: str | None,
+        engine: int,
+        priority: int = 0,
+    ) -> str | None:
         """A request arrives; its name, or None when it could never run in this pool."""
         if not self.shape.fits(prompt.num_tokens + max_tokens) or max_tokens < 1:
             return None
-        name = f"r{len(self.arrived)}"
-        engine %= len(self.engines)
-        self.arrived[name] = Arrived(name, engine, prompt, max_tokens, salt)
-        self._streams[name] = stream(prompt.tokens, salt, max_tokens)
-        self.engines[engine].arrive(name, prompt.tokens, max_tokens, salt)
+        name = self.next_name()
+        self._clients += 1
+        first = self.place(engine)
+        if self.shape.topology == "store":
+            self._add(Arrived(name, first, prompt, max_tokens, salt, priority), None)
+            return name
+        decoder = 1 + engine % (len(self.engines) - 1)
+        leg = Arrived(name, first, prompt, 1, salt, priority, (decoder, max_tokens))
+        self._add(leg, self._speak("prefill", name))
         return name
+
+    def forward(self, request: str, params: Mapping[str, Any] | None) -> None:
+        """A request that was prefilled arrives at the engine that decodes it."""
+        first = self.arrived[request]
+        assert first.then is not None
+        engine, max_tokens = first.then
+        leg = dataclasses.replace(
+            first, name=f"{request}d", engine=engine, max_tokens=max_tokens, then=None
+        )
+        self.trace.emit(
+            Event(
+                Kind.FORWARDED, engine, self.engines[engine].step_number, leg.name, None,
+                {"after": request, "params": params is not None},
+            )
+        )  # fmt: skip
+        said = None if params is None else {**self._speak("decode", request), **params}
+        self._add(leg, said)
+
+    def _speak(self, side: str, transfer: str) -> dict[str, Any]:
+        """What the target's dialect puts into a request on this side."""
+        said = self.target.dialect.get(side, {})
+        return {
+            key: value.replace("{transfer}", transfer) if isinstance(value, str) else value
+            for key, value in said.items()
+        }
+
+    def _add(self, leg: Arrived, params: Mapping[str, Any] | None) -> None:
+        self.arrived[leg.name] = leg
+        self._streams[leg.name] = stream(leg.prompt.tokens, leg.salt, leg.max_tokens)
+        self.engines[leg.engine].arrive(
+            leg.name, leg.prompt.tokens, leg.max_tokens, leg.salt,
+            priority=leg.priority, params=params,
+        )  # fmt: skip
+
+    def step(self, engine: int) -> bool:
+        """An engine takes a step; what it finished prefilling goes on to its decoder.
+
+        Returns:
+            False when there was nothing to do.
+
+        Raises:
+            HaltedError: the run is over.
+        """
+        worked = self.engines[engine].step()
+        threads.settle()
+        ended, self.engines[engine].delivered = self.engines[engine].delivered, []
+        for one in ended:
+            if self.arrived[one.request].then is not None and one.finish == "length":
+                self.world.route(Handover(self, one.request, one.params))
+        return worked
 
     def expected_output(self, name: str) -> list[int]:
         """The tokens that this request must produce."""
@@ -151,20 +249,57 @@ class Cluster:
         live = self.live()
         self.trace.emit(Event(Kind.DRAIN, -1, 0, None, None, {"pending": live}))
         self.world.calm()
-        owed = sum(self.arrived[n].prompt.num_tokens + self.arrived[n].max_tokens for n in live)
+        self._until_idle()
+        held = self.live()
+        if held and threads.mine():
+            self._be_patient()
+            held = self.live()
+        if held:
+            self.trace.emit(Event(Kind.IDLE, -1, 0, None, None, {"held": held}))
+        while self.live():
+            # Nothing happens any more by itself. Whoever waits for time to pass gets it; what
+            # comes free then may set others going, who will wait for time in their turn.
+            seen = len(self.trace)
+            self.clock.advance(LONG)
+            self._until_idle()
+            if self._idle_since(seen):
+                break
+        restless = self._be_patient() if self.live() else []
+        clean = [engine.leftovers(restless) for engine in self.engines]
+        if all(clean):
+            for engine in self.engines:
+                self.trace.emit(Event(Kind.QUIET, engine.index, engine.step_number))
+
+    def _until_idle(self) -> None:
+        """Step all engines until nothing is left to do, or nothing gets on."""
+        legs = [self.arrived[name] for name in self.live()]
+        owed = sum(
+            2 * leg.prompt.num_tokens + leg.max_tokens + (leg.then[1] if leg.then else 0)
+            for leg in legs
+        )
         idle = 0
         for _ in range(2 * IDLE_STEPS + STEPS_PER_TOKEN * owed):
             seen = len(self.trace)
-            worked = [engine.step() for engine in self.engines]
+            worked = [self.step(engine.index) for engine in self.engines]
             if not any(worked):
                 break
             idle = idle + 1 if self._idle_since(seen) else 0
             if idle > IDLE_STEPS:
                 break
-        clean = [engine.leftovers() for engine in self.engines]
-        if all(clean):
+
+    def _be_patient(self) -> list[str]:
+        """Give the target's threads real time; names of those that may want more than that."""
+        if not threads.mine():
+            return []
+        end = time.monotonic() + threads.PATIENCE
+        while time.monotonic() < end and self.live():
+            seen = len(self.trace)
+            time.sleep(10 * threads.LOOK)
             for engine in self.engines:
-                self.trace.emit(Event(Kind.QUIET, engine.index, engine.step_number))
+                self.step(engine.index)
+            if not self._idle_since(seen):
+                self._until_idle()
+        return threads.restless() if self.live() else []
 
     def _idle_since(self, seen: int) -> bool:
         """Whether the events from ``seen`` on show no progress at all."""
@@ -184,6 +319,7 @@ class Cluster:
             self._log("ERROR", "kvconform", f"shutdown raised {type(error).__name__}: {error}")
         finally:
             self.world.end()
+            clock.active = None
             logs.capture(None)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)

@@ -93,6 +93,7 @@ class Engine:
         self._snapshot: Any = None
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[set[int]] = []
+        self._restless: list[str] = []
         self.delivered: list[Delivered] = []
         self.config = compat.build_config(target, index, None, shape, extra)
         self._configs = [
@@ -495,9 +496,13 @@ class Engine:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def leftovers(self) -> bool:
-        """Emit what is left over in an engine that should be empty; True when nothing is."""
+    def leftovers(self, restless: list[str]) -> bool:
+        """Emit what is left over in an engine that should be empty; True when nothing is.
+
+        ``restless``: threads of the target that may still do something about it.
+        """
         scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
+        self._restless = restless
         before = len(self.trace)
         for name, request in scheduler.requests.items():
             self._left("request", name, request.status.name)
@@ -528,7 +533,8 @@ class Engine:
         self.trace.emit(
             Event(
                 Kind.LEFT, self.index, self.step_number, owner, None,
-                {"what": what, "detail": detail, "status": self.status(owner) if owner else None},
+                {"what": what, "detail": detail, "status": self.status(owner) if owner else None,
+                 "restless": self._restless},
             )
         )  # fmt: skip
 

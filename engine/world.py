@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvconform.scenario.actions import Direction
@@ -12,15 +13,52 @@ if TYPE_CHECKING:
     from kvconform.engine.cluster import Cluster
 
 
-class World:
-    """A world in which nothing is simulated: the target talks to the real thing.
+class Pending:
+    """Something that is on its way, and gets there when the world says so."""
 
-    Orders return whether they had any effect; here none has. A world whose transfers obey orders
-    overrides them.
+    name: str
+
+    def arrive(self) -> None:
+        """It gets there."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class Handover(Pending):
+    """A request on its way from the engine that prefilled to the one that decodes.
+
+    Attributes:
+        request: the prefill's name.
+        params: the ``kv_transfer_params`` of its output.
     """
 
-    offers: frozenset[str] = frozenset()
-    """Orders that this world can carry out: ``hold``, ``release``, ``busy``, ``fail``."""
+    cluster: Cluster
+    request: str
+    params: Mapping[str, Any] | None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """How messages call it."""
+        return f"{self.request} to its decoder"
+
+    def arrive(self) -> None:
+        """The decode request arrives."""
+        self.cluster.forward(self.request, self.params)
+
+
+class World:
+    """A world in which only the router obeys: the target talks to the real thing.
+
+    Orders return whether they had any effect. A world whose transfers obey orders overrides them.
+    """
+
+    offers: frozenset[str] = frozenset({"route"})
+    """Orders that this world can carry out."""
+
+    def __init__(self) -> None:
+        self.pending: list[Pending] = []
+        """What is held, in the order in which it was opened."""
+        self._routes_held = False
 
     def begin(self, cluster: Cluster) -> None:
         """A run begins; called before any connector is built."""
@@ -29,13 +67,50 @@ class World:
         """What targets find under ``{placeholders}`` in their extra config."""
         return {"store_blocks": shape.store_blocks}
 
+    def route(self, handover: Handover) -> None:
+        """A prefill is done; its request goes on to where it decodes, unless routes are held."""
+        if self._routes_held:
+            self.pending.append(handover)
+        else:
+            handover.arrive()
+
     def hold(self, direction: Direction, rank: int | None) -> bool:
-        """Keep transfers open from now on."""
-        return False
+        """Keep transfers, or requests between engines, on their way from now on."""
+        if direction not in ("route", "any"):
+            return False
+        self._routes_held = True
+        return True
 
     def release(self, selector: int | None) -> str | None:
-        """Complete the k-th most recently opened transfer, or all; says which."""
-        return None
+        """What was opened k-th most recently gets there, or all does; says which."""
+        if selector is None:
+            had = bool(self.pending) or self.unhold()
+            while self.pending:
+                self.pending.pop(0).arrive()
+            return "everything" if had else None
+        if not self.pending:
+            return None
+        chosen = self.pending.pop(-1 - selector % len(self.pending))
+        chosen.arrive()
+        return chosen.name
+
+    def unhold(self) -> bool:
+        """Nothing is held any more from now on; whether anything was."""
+        had, self._routes_held = self._routes_held, False
+        return had
+
+    def lose(self, selector: int) -> Handover | None:
+        """The k-th most recent request between engines never gets there; which one."""
+        under_way = [p for p in self.pending if isinstance(p, Handover)]
+        if not under_way:
+            return None
+        chosen = under_way[-1 - selector % len(under_way)]
+        self.pending.remove(chosen)
+        return chosen
+
+    def cut(self, engine: int, back: bool) -> bool:
+        """An engine can be reached no more, or again."""
+        return False
 
     def busy(self, lookups: int) -> bool:
         """Leave the next lookups unanswered."""
@@ -47,6 +122,8 @@ class World:
 
     def calm(self) -> None:
         """Faults off: everything held is released, nothing is withheld any more."""
+        self.unhold()
+        self.release(None)
 
     def open_transfers(self) -> int:
         """Transfers whose bytes have not moved yet."""
@@ -54,3 +131,4 @@ class World:
 
     def end(self) -> None:
         """The run is over; let go of everything."""
+        self.pending.clear()

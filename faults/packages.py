@@ -47,6 +47,12 @@ PACKAGES: tuple[Package, ...] = (
     Package("tight-pool", "few blocks and a small store: waiting, preemption, eviction"),
     Package("fail-load", "loads fail, whole or in part", legal=False, actions=("fail",),
             orders=("fail",)),
+    Package("handover", "one engine prefills, others decode; requests pass between them",
+            orders=("route", "dialect")),
+    Package("expire", "time passes, clients go away: leases run out", actions=("tick", "lose"),
+            orders=("route", "dialect")),
+    Package("peer-gone", "an engine cannot be reached for a while", legal=False,
+            actions=("cut",), orders=("cut", "dialect")),
 )  # fmt: skip
 
 NAMES: tuple[str, ...] = tuple(p.name for p in PACKAGES)
@@ -71,6 +77,10 @@ def select(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def possible(offers: frozenset[str]) -> frozenset[str]:
-    """The packages that a world with these orders can carry out."""
+def possible(offers: frozenset[str], dialect: bool = False) -> frozenset[str]:
+    """The packages that a world with these orders can carry out.
+
+    Requests pass from a prefill to a decode engine only where the target's ``dialect`` is known.
+    """
+    offers |= {"dialect"} if dialect else set()
     return frozenset(p.name for p in PACKAGES if offers.issuperset(p.orders))

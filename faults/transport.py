@@ -7,7 +7,8 @@ that they would have had, and decides *when* bytes move and whether they do. Sem
 * a held one stays open until it is released; releases come in any order, per rank;
 * who *waits* for a transfer lets time pass until it is done: it is released on the spot;
 * a failed load moves none of its failed blocks, and says which they are;
-* a busy store does not answer lookups; the connector has to say ``None``.
+* a busy store does not answer lookups; the connector has to say ``None``;
+* an engine that is cut off can be read by no other, and hears nothing from them.
 
 At each move the blocks' owners are compared with those at the time the transfer was opened.
 """
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvconform.engine.world import World
+from kvconform.engine.world import Pending, World
 from kvconform.scenario.actions import Direction
 from kvconform.scenario.trace import Event, Kind
 
@@ -30,7 +31,7 @@ _current: TransportWorld | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class Open(Pending):
     """A transfer whose bytes have not moved."""
 
     transfer: Any
@@ -38,6 +39,10 @@ class Open:
     epochs: list[int]
     name: str
     step: int
+
+    def arrive(self) -> None:
+        """The bytes move."""
+        self.transport.world.move(self)
 
 
 @dataclass(slots=True)
@@ -50,12 +55,14 @@ class _Failure:
 class TransportWorld(World):
     """Holds, releases, reorders and fails transfers, and leaves lookups unanswered."""
 
-    offers = frozenset({"hold", "release", "busy", "fail"})
+    offers = frozenset({"route", "hold", "release", "busy", "fail", "cut"})
 
     def __init__(self) -> None:
+        super().__init__()
         self._cluster: Cluster | None = None
         self._holds: list[tuple[Direction, int | None]] = []
-        self._open: list[Open] = []
+        self._cut: set[int] = set()
+        self._offers: dict[tuple[str, int], tuple[int, Sequence[int], list[int]]] = {}
         self._busy = 0
         self._failures: list[_Failure] = []
         self._counts: dict[tuple[str, str, int], int] = {}
@@ -69,28 +76,29 @@ class TransportWorld(World):
         global _current
         if _current is self:
             _current = None
-        self._open.clear()
+        super().end()
         self._cluster = None
 
     def hold(self, direction: Direction, rank: int | None) -> bool:
+        super().hold(direction, rank)
         assert self._cluster is not None
-        order = (direction, rank % self._cluster.shape.tp if rank is not None else None)
-        if order not in self._holds:
+        order = (direction, rank % self._cluster.shape.ranks if rank is not None else None)
+        if direction != "route" and order not in self._holds:
             self._holds.append(order)
         return True
 
-    def release(self, selector: int | None) -> str | None:
-        if selector is None:
-            had = bool(self._open or self._holds)
-            self._holds.clear()
-            while self._open:
-                self._move(self._open[0])
-            return "everything" if had else None
-        if not self._open:
-            return None
-        chosen = self._open[-1 - selector % len(self._open)]
-        self._move(chosen)
-        return chosen.name
+    def unhold(self) -> bool:
+        had = bool(self._holds)
+        self._holds.clear()
+        return super().unhold() or had
+
+    def cut(self, engine: int, back: bool) -> bool:
+        assert self._cluster is not None
+        engine %= len(self._cluster.engines)
+        if self._cluster.shape.topology != "pd" or back is (engine not in self._cut):
+            return False
+        (self._cut.discard if back else self._cut.add)(engine)
+        return True
 
     def busy(self, lookups: int) -> bool:
         self._busy += lookups
@@ -98,17 +106,18 @@ class TransportWorld(World):
 
     def fail(self, loads: int, blocks: str, rank: int | None) -> bool:
         assert self._cluster is not None
-        where = rank % self._cluster.shape.tp if rank is not None else None
+        where = rank % self._cluster.shape.ranks if rank is not None else None
         self._failures.append(_Failure(loads, blocks, where))
         return True
 
     def calm(self) -> None:
         self._busy = 0
         self._failures.clear()
-        self.release(None)
+        self._cut.clear()
+        super().calm()
 
     def open_transfers(self) -> int:
-        return len(self._open)
+        return sum(isinstance(p, Open) for p in self.pending)
 
     # -- what the transports ask ------------------------------------------------------------------
 
@@ -132,15 +141,21 @@ class TransportWorld(World):
             engine.step_number,
         )
         self._emit(Kind.OPENED, opened)
-        self._open.append(opened)
-        if not self._held(transfer.direction, transport.rank):
-            self._move(opened)
+        if self._held(transfer.direction, transport.rank):
+            self.pending.append(opened)
+        else:
+            self.move(opened)
 
     def hurry(self, transport: ObedientTransport, transfer_id: str) -> None:
         """The connector waits for this transfer: it is done now."""
-        for opened in self._open:
-            if opened.transport is transport and opened.transfer.id == transfer_id:
-                self._move(opened)
+        for opened in self.pending:
+            if (
+                isinstance(opened, Open)
+                and opened.transport is transport
+                and opened.transfer.id == transfer_id
+            ):
+                self.pending.remove(opened)
+                self.move(opened)
                 return
 
     def closed(self, transport: ObedientTransport, outcome: Any) -> None:
@@ -153,31 +168,64 @@ class TransportWorld(World):
             )
         )  # fmt: skip
 
-    def _held(self, direction: str, rank: int) -> bool:
-        return any(d in (direction, "any") and r in (rank, None) for d, r in self._holds)
+    def reaches(self, transport: ObedientTransport, source: Any) -> bool:
+        """Whether the engine of ``transport`` can reach the one that offers ``source``."""
+        return not self._cut & {transport.engine, _engine_index(source.engine_id)}
 
-    def _move(self, opened: Open) -> None:
-        self._open.remove(opened)
+    def _held(self, direction: str, rank: int) -> bool:
+        kind = "load" if direction == "pull" else direction
+        return any(d in (kind, "any") and r in (rank, None) for d, r in self._holds)
+
+    def move(self, opened: Open) -> None:
+        """The bytes of a transfer move, as far as they do not fail."""
         transport, transfer = opened.transport, opened.transfer
         stale = self._engine(transport).memory.stale(transfer.block_ids, opened.epochs)
-        failed = self._failed(transfer, transport.rank)
+        failed = self._failed(transfer, transport)
         kept = [i for i, block in enumerate(transfer.block_ids) if block not in failed]
+        source, gone = transfer.source, False
+        if source is not None:
+            reached = self.reaches(transport, source)
+            gone = reached and self._offer_is_stale(source, transport.rank)
+            source = replace(
+                source,
+                offer_id=source.offer_id if reached else "out of reach",
+                block_ids=tuple(source.block_ids[i] for i in kept),
+            )
         outcome = transport.inner.move(
             replace(
                 transfer,
-                keys=tuple(transfer.keys[i] for i in kept),
+                keys=tuple(transfer.keys[i] for i in kept if transfer.keys),
                 block_ids=tuple(transfer.block_ids[i] for i in kept),
+                source=source,
             )
         )
         failed.update(outcome.failed_block_ids)
         transport.done.append(replace(outcome, failed_block_ids=tuple(sorted(failed))))
-        self._emit(Kind.MOVED, opened, stale=stale, failed=sorted(failed))
+        read_stale = gone and len(failed) < len(transfer.block_ids)
+        self._emit(
+            Kind.MOVED, opened, stale=stale, failed=sorted(failed),
+            source=transfer.source and _engine_index(transfer.source.engine_id),
+            read_stale=read_stale,
+        )  # fmt: skip
 
-    def _failed(self, transfer: Any, rank: int) -> set[int]:
-        if transfer.direction != "load" or not transfer.block_ids:
+    def offered(self, transport: ObedientTransport, transfer: Any) -> None:
+        """An engine lets others read blocks: they are its request's at this moment."""
+        epochs = [self._engine(transport).memory.epochs[b] for b in transfer.block_ids]
+        self._offers[transfer.id, transport.rank] = (transport.engine, transfer.block_ids, epochs)
+
+    def _offer_is_stale(self, source: Any, rank: int) -> bool:
+        """Whether blocks of an offer have changed hands since it was made."""
+        assert self._cluster is not None
+        if (source.offer_id, rank) not in self._offers:
+            return False
+        engine, blocks, epochs = self._offers[source.offer_id, rank]
+        return bool(self._cluster.engines[engine].memory.stale(blocks, epochs))
+
+    def _failed(self, transfer: Any, transport: ObedientTransport) -> set[int]:
+        if transfer.direction == "save" or not transfer.block_ids:
             return set()
         for failure in self._failures:
-            if failure.rank in (rank, None):
+            if failure.rank in (transport.rank, None):
                 failure.loads -= 1
                 if not failure.loads:
                     self._failures.remove(failure)
@@ -223,12 +271,22 @@ class ObedientTransport:
         return self.inner.lookup(keys) if self.world.answers() else None
 
     def submit(self, transfer: Any) -> None:
-        """Open a transfer; its bytes move when the world says so."""
-        self.world.submit(self, transfer)
+        """Open a transfer; its bytes move when the world says so. An offer moves none."""
+        if transfer.direction == "offer":
+            self.world.offered(self, transfer)
+            self.inner.submit(transfer)
+        else:
+            self.world.submit(self, transfer)
+
+    def release(self, source: Any) -> None:
+        """Tell another engine that its offer is not needed, if it can be reached."""
+        if self.world.reaches(self, source):
+            self.inner.release(source)
 
     def poll(self) -> list[Any]:
         """Outcomes since the last poll, each once."""
         done, self.done = self.done, []
+        done += self.inner.poll()  # offers end on their own: read by others, or expired
         for outcome in done:
             self.world.closed(self, outcome)
         return done
@@ -257,8 +315,12 @@ def connect(
     """
     if _current is None:
         raise RuntimeError("kvconform's transport works only within a run of kvconform")
-    engine = int(config.kv_transfer_config.engine_id.lstrip("e").partition("_")[0])
+    engine = _engine_index(config.kv_transfer_config.engine_id)
     return ObedientTransport(make_default(), _current, engine, rank)
+
+
+def _engine_index(engine_id: str) -> int:
+    return int(engine_id.lstrip("e").partition("_")[0])
 
 
 def make_world(kind: str) -> World:

@@ -146,8 +146,7 @@ class Cut(Action):
 
 
 ACTIONS: Mapping[str, type[Action]] = {
-    cls.do: cls
-    for cls in (Arrive, Abort, Step, Hold, Release, Busy, Fail, Reset, Tick, Lose, Cut)
+    cls.do: cls for cls in (Arrive, Abort, Step, Hold, Release, Busy, Fail, Reset, Tick, Lose, Cut)
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,17 @@ class Shape:
             raise ValueError("max_num_batched_tokens must not be below max_num_seqs")
         if self.topology == "pd" and self.engines < 2:
             raise ValueError("topology pd needs at least 2 engines: one prefills, one decodes")
+
+    def fixed(self, fields: Mapping[str, Any]) -> Shape:
+        """This shape with some fields fixed; as many engines as the topology needs.
+
+        Raises:
+            ValueError: the fields contradict each other.
+        """
+        more = dict(fields)
+        if more.get("topology", self.topology) == "pd" and "engines" not in more:
+            more["engines"] = max(2, self.engines)
+        return dataclasses.replace(self, **more)
 
     @property
     def ranks(self) -> int:

@@ -24,13 +24,15 @@ class Kind(StrEnum):
     WRONG_KV = "wrong_kv"  # position, block, slot, layer, found, blame, ...: attention read it
     READ = "read"  # loaded, local: positions that attention read right which a connector loaded
     OPENED = "opened"  # transfer, direction, blocks: bytes are about to move
-    MOVED = "moved"  # transfer, direction, blocks, stale, failed: bytes moved
+    MOVED = "moved"  # transfer, direction, blocks, stale, failed, source, read_stale: bytes moved
     CLOSED = "closed"  # transfer, direction: the connector was told
     WIRE = "wire"  # problem, detail: metadata did not survive the way to the workers unchanged
     BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook
     RESET = "reset"  # running, connector, ok
+    FORWARDED = "forwarded"  # after, params: a prefilled request goes on to its decoder
+    IDLE = "idle"  # held: nothing happens any more by itself; from now on time passes
     DRAIN = "drain"  # pending: the drain begins
-    LEFT = "left"  # what, owner, detail: something is left over after the drain
+    LEFT = "left"  # what, owner, detail, restless: something is left over after the drain
     QUIET = "quiet"  # the drain ended and nothing is left over
     LOG = "log"  # level, logger, message
 

@@ -61,6 +61,7 @@ class Violation:
         engine: index of the engine.
         step: that engine's step.
         consequence: how vLLM itself reacted, with its line, when it did.
+        unsettled: threads of the target that may still have set it right, in real time.
     """
 
     fingerprint: Fingerprint
@@ -71,6 +72,7 @@ class Violation:
     engine: int = 0
     step: int = 0
     consequence: str = ""
+    unsettled: tuple[str, ...] = ()
 
     def with_consequence(self, text: str) -> Violation:
         """The same violation, with vLLM's own reaction added."""

@@ -6,7 +6,9 @@ A check never reaches into an engine: it sees events, and asks the ledger.
 from __future__ import annotations
 
 from kvconform.conformance.checks import (
+    apart,
     completion,
+    composition,
     content,
     engine,
     failure,
@@ -24,9 +26,11 @@ ALL: tuple[type[Check], ...] = (
     *metadata.CHECKS,
     *completion.CHECKS,
     *memory.CHECKS,
+    *apart.CHECKS,
     *content.CHECKS,
     *failure.CHECKS,
     *progress.CHECKS,
+    *composition.CHECKS,
     *engine.CHECKS,
 )
 """Every check, in the order in which they hear an event."""

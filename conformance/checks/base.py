@@ -71,5 +71,6 @@ class Check:
                 request or event.request,
                 max(event.engine, 0),
                 event.step,
+                unsettled=tuple(event.data.get("restless", ())),
             )
         )

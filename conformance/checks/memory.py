@@ -15,6 +15,17 @@ class NoReuseWhileOpen(Check):
     def on_moved(self, event: Event) -> None:
         data = event.data
         self.reached += data["opened"] != event.step
+        if data.get("read_stale"):
+            self.fail(
+                event,
+                "offered blocks changed hands",
+                expected=f"the blocks that engine {data['source']} offers for {event.request} are "
+                "its own until they were read, released, or the lease is over",
+                got="one of them had been handed to another owner when it was read",
+                why="the request decodes with another one's KV",
+                where="transport",
+            )
+            return
         if not data["stale"]:
             return
         facts = self.ledger.requests.get(event.request or "")
@@ -58,8 +69,8 @@ class BlocksComeBack(Check):
         if facts is None:
             return
         if data["what"] == "request" and facts.delayed and not facts.sent:
-            if facts.ended_loading:
-                return  # KVC-304
+            if facts.ended_loading or facts.lost or self.ledger.faults["peer-gone"]:
+                return  # KVC-304, KVC-603
             ranks = sorted({rank for (d, rank), n in facts.reports.items() if n and d == "sending"})
             self.fail(
                 event,

@@ -1,4 +1,4 @@
-"""A reference KV connector for vLLM V1: a host-memory store beside the engine.
+"""A reference KV connector for vLLM V1: a host-memory store beside the engine, and P/D by pull.
 
 Read it in this order; each module has one idea:
 
@@ -9,6 +9,7 @@ Read it in this order; each module has one idea:
 ``metadata``              what crosses between the halves
 ``transport``             how the halves reach the store, as two small protocols in one
 ``store``                 the host memory: capacity, eviction, pins, reservations
+``offers``                what an engine that prefills lets another read, under a lease
 ``device``                copies of single blocks between device and host
 ``settings``              what the user may configure, checked once
 ========================  ==========================================================================

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 from vllm.distributed.parallel_state import (
+    get_pp_group,
     get_tensor_model_parallel_rank,
     model_parallel_is_initialized,
 )
@@ -42,7 +43,9 @@ class AscendConnector(KVConnectorBase_V1):
     """Keeps the KV of finished requests in host memory, and loads it for requests that share it.
 
     Loads are synchronous or in the background, by length; saves are in the background, when a
-    request has finished. One KV cache group of full attention, any number of tensor-parallel ranks.
+    request has finished. Where one engine prefills and another decodes, the second pulls the blocks
+    that the first offers (``kv_transfer_params`` with ``do_remote_decode``, ``do_remote_prefill``).
+    One KV cache group of full attention, any number of ranks, the same on both sides.
 
     Args:
         vllm_config: see ``settings`` for the keys of its ``kv_connector_extra_config``.
@@ -66,7 +69,8 @@ class AscendConnector(KVConnectorBase_V1):
         settings = Settings.read(vllm_config, kv_cache_config)
         rank = 0
         if role == KVConnectorRole.WORKER and model_parallel_is_initialized():
-            rank = get_tensor_model_parallel_rank()
+            tp = vllm_config.parallel_config.tensor_parallel_size
+            rank = get_pp_group().rank_in_group * tp + get_tensor_model_parallel_rank()
         transport = make_transport(settings, vllm_config, role, rank)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None

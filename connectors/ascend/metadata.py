@@ -15,7 +15,29 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-Direction = Literal["load", "save"]
+Direction = Literal["load", "save", "pull", "offer", "release"]
+"""What a job is about.
+
+``load`` and ``save`` go from and to the store. The others pass KV from an engine that prefills to
+one that decodes: the first *offers* blocks, the second *pulls* them, or *releases* them unread.
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where offered blocks are.
+
+    Attributes:
+        engine_id: the engine that offers them.
+        offer_id: the job with which it does.
+        block_ids: blocks there, in the order of the job's own ``block_ids``.
+        address: where the ranks of that engine answer, if they live in other processes.
+    """
+
+    engine_id: str
+    offer_id: str
+    block_ids: tuple[int, ...] = ()
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -26,10 +48,11 @@ class Job:
         job_id: unique among all jobs of all engines over one store. Not the request's id: a request
             may load more than once, and an id may come back after its end (SCH-08, SCH-27).
         request_id: for whom.
-        direction: ``load`` into the blocks, or ``save`` from them.
-        keys: names of the blocks in the store, in the order of ``block_ids``.
+        direction: what it is about.
+        keys: of loads and saves: names of the blocks in the store, in the order of ``block_ids``.
         block_ids: device blocks.
         wait: a load that has to be done before this step's forward (a synchronous one).
+        source: of pulls and releases: whose blocks.
     """
 
     job_id: str
@@ -38,6 +61,7 @@ class Job:
     keys: tuple[bytes, ...]
     block_ids: tuple[int, ...]
     wait: bool
+    source: Source | None = None
 
 
 @dataclass(frozen=True)

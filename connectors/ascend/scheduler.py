@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from kvconform.connectors.ascend.metadata import Direction, Job, StepJobs, WorkerReport
+from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs, WorkerReport
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.transport import Transport
 
@@ -43,12 +43,16 @@ class _Life:
         epoch: resets of the store before the last lookup. A request holds no KV when it is looked
             up, so all that it holds later was computed or loaded in that epoch or after.
         load_failed: a load of this request failed.
+        pulls: the last lookup promised what another engine offers.
+        remote_is_done: what another engine offers has been pulled or released.
     """
 
     local_blocks: int = 0
     in_background: bool = False
     epoch: int = 0
     load_failed: bool = False
+    pulls: bool = False
+    remote_is_done: bool = False
 
 
 @dataclass(eq=False)
@@ -99,6 +103,7 @@ class SchedulerHalf:
         life = self._lives.setdefault(request.request_id, _Life())
         life.local_blocks, tail = divmod(num_computed_tokens, self.settings.block_size)
         life.epoch = self._epoch
+        life.pulls = False
         if (
             not self.settings.may_load
             # One failure is enough: vLLM asks again at once, and would for ever (SCH-05).
@@ -109,11 +114,25 @@ class SchedulerHalf:
             or tail
         ):
             return 0, False
+        remote = self._remote(request, life)
+        if remote is not None:
+            # All of the prompt is there; vLLM computes its last token again.
+            missing = min(remote["remote_num_tokens"], request.num_tokens) - num_computed_tokens
+            life.pulls = life.in_background = missing > 0
+            return max(0, missing), life.pulls
         found = self.transport.lookup(self._keys(request, life.local_blocks))
         if found is None:
             return None, False
         blocks, life.in_background = self._promise(request, life.local_blocks, found)
         return blocks * self.settings.block_size, life.in_background
+
+    def _remote(self, request: Request, life: _Life) -> dict[str, Any] | None:
+        """What another engine offers for this request and has not been told about yet."""
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_prefill") or life.remote_is_done:
+            return None
+        # Ranks read from their own kind: another number of them has cut the KV differently.
+        return params if params.get("remote_world_size") == self.settings.world_size else None
 
     def _keys(self, request: Request, start: int) -> list[bytes]:
         """Names of the request's full blocks from block ``start`` on.
@@ -143,11 +162,25 @@ class SchedulerHalf:
         After a background load comes a second call with 0 tokens, which starts nothing (SCH-07,
         SCH-09).
         """
+        life = self._lives[request.request_id]
+        remote = self._remote(request, life)
+        if remote is not None and not (life.pulls and num_external_tokens):
+            # All was found locally, or vLLM wants none of it: the other engine is told all the
+            # same, for it keeps the blocks until then. Nobody waits, so nothing is reported.
+            self._release(request, life, remote)
         if not num_external_tokens:
             return
-        life = self._lives[request.request_id]
         start = life.local_blocks
         count = -(-num_external_tokens // self.settings.block_size)
+        if remote is not None:
+            block_ids = blocks.get_block_ids()[0][start : start + count]
+            there = remote["remote_block_ids"][start : start + count]
+            life.remote_is_done = True
+            self._plan(
+                self._new_id("pull"), request, life, "pull", (), block_ids,
+                source=_source(remote, there),
+            )  # fmt: skip
+            return
         keys = self._keys(request, start)[:count]
         # The blocks before these were found locally: others may be reading them (DAT-02).
         block_ids = blocks.get_block_ids()[0][start : start + count]
@@ -156,6 +189,40 @@ class SchedulerHalf:
         # what is missing, and vLLM learns of it in the one way that it understands (WRK-07).
         self.transport.pin(job_id, keys)
         self._plan(job_id, request, life, "load", keys, block_ids, wait=not life.in_background)
+
+    # -- from an engine that prefills -------------------------------------------------------------
+
+    def _release(self, request: Request, life: _Life, remote: dict[str, Any]) -> None:
+        """Tell the engine that offers KV for this request that it is not needed."""
+        life.remote_is_done = True
+        job_id = self._new_id("release")
+        # Not counted as open: it touches no block, and the offer's lease answers for its loss.
+        self._outbox.append(
+            Job(job_id, request.request_id, "release", (), (), False, _source(remote, ()))
+        )
+
+    def _offer(self, request: Request, life: _Life, block_ids: list[int]) -> dict[str, Any] | None:
+        """Offer the prompt's KV to the engine that decodes; the params that lead it there."""
+        params = request.kv_transfer_params
+        if (
+            not params
+            or not params.get("do_remote_decode")
+            or not self.settings.may_save
+            or request.status not in _FINISHED_ON_ITS_OWN
+        ):
+            return None
+        blocks = block_ids[: -(-request.num_prompt_tokens // self.settings.block_size)]
+        job_id = self._new_id("offer")
+        self._plan(job_id, request, life, "offer", (), blocks)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self.settings.engine_id,
+            "remote_offer_id": job_id,
+            "remote_block_ids": list(blocks),
+            "remote_num_tokens": request.num_prompt_tokens,
+            "remote_world_size": self.settings.world_size,
+        }
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -169,16 +236,26 @@ class SchedulerHalf:
         is the one completion it gets (SCH-19).
         """
         life = self._lives.pop(request.request_id, None)
-        if life is None or not self._may_save(request, life):
-            return False, None
+        if life is None:
+            life = _Life(epoch=-1)  # never looked up: it holds nothing
+        remote = self._remote(request, life)
+        if remote is not None:
+            self._release(request, life, remote)
+        params = self._offer(request, life, block_ids)
+        saves = self._save(request, life, block_ids)
+        return saves or params is not None, params
+
+    def _save(self, request: Request, life: _Life, block_ids: list[int]) -> bool:
+        if not self._may_save(request, life):
+            return False
         keys = self._keys(request, 0)[: self._final_blocks(request, block_ids)]
         job_id = self._new_id("save")
         granted = self.transport.reserve(job_id, keys)
         if not granted:
-            return False, None
+            return False
         keys = [keys[i] for i in granted]
         self._plan(job_id, request, life, "save", keys, [block_ids[i] for i in granted])
-        return True, None
+        return True
 
     def _may_save(self, request: Request, life: _Life) -> bool:
         return (
@@ -216,8 +293,10 @@ class SchedulerHalf:
         keys: Sequence[bytes],
         block_ids: Sequence[int],
         wait: bool = False,
+        source: Source | None = None,
     ) -> None:
-        job = Job(job_id, request.request_id, direction, tuple(keys), tuple(block_ids), wait)
+        name = request.request_id
+        job = Job(job_id, name, direction, tuple(keys), tuple(block_ids), wait, source)
         self._open[job_id] = _OpenJob(job, life, self.settings.world_size)
         self._outbox.append(job)
 
@@ -242,7 +321,7 @@ class SchedulerHalf:
                 continue  # a step that was under way at shutdown
             opened.ranks_left -= closing.ranks
             opened.failed |= closing.failed
-            if closing.failed and opened.job.direction == "load":
+            if closing.failed and opened.job.direction in ("load", "pull"):
                 opened.life.load_failed = True
             if not opened.ranks_left:
                 del self._open[job_id]
@@ -250,12 +329,13 @@ class SchedulerHalf:
 
     def _settle(self, closed: _OpenJob) -> None:
         """Every rank has let go of the job's blocks."""
-        if closed.job.direction == "load":
-            self.transport.unpin(closed.job.job_id)
-        elif closed.failed:
-            self.transport.abandon(closed.job.job_id)
-        else:
-            self.transport.commit(closed.job.job_id)
+        match closed.job.direction:
+            case "load":
+                self.transport.unpin(closed.job.job_id)
+            case "save" if closed.failed:
+                self.transport.abandon(closed.job.job_id)
+            case "save":
+                self.transport.commit(closed.job.job_id)
 
     # -- the rest ---------------------------------------------------------------------------------
 
@@ -275,3 +355,13 @@ class SchedulerHalf:
         self._outbox.clear()
         self._lives.clear()
         self.transport.shutdown()
+
+
+def _source(remote: dict[str, Any], block_ids: Sequence[int]) -> Source:
+    """Where the params of a request lead."""
+    return Source(
+        remote["remote_engine_id"],
+        remote["remote_offer_id"],
+        tuple(block_ids),
+        remote.get("remote_address"),
+    )

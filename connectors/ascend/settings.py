@@ -10,18 +10,40 @@ key                 default  meaning
 ``async_min_blocks`` 2       loads of at least so many blocks run while the request waits; shorter
                              ones are done before the forward
 ``transport``       none     ``package.module:factory``, see ``transport.make_transport``
+``offer_seconds``   60       how long an engine that prefills keeps a request's blocks for the one
+                             that decodes
+``address``         none     the store is in another process, at this ZeroMQ address; see below
 ==================  =======  =====================================================================
 
 ``async_min_blocks = 1`` puts every load in the background. Prefer it where loads may fail: vLLM (up
 to 0.33 at least) recovers from a failed background load, but after a failed one before the forward
 it may serve KV that was never loaded (if the request is aborted then), and under async scheduling
 it miscounts the request's tokens.
+
+With an ``address`` (``tcp://127.0.0.1:7777``, ``ipc:///run/kv-store``) scheduler and workers reach
+the store through ZeroMQ, see ``remote``; several ranks need that. Engines over one store name the
+same ``store``, and must be of one model. Then these keys count too:
+
+=====================  ========  ==================================================================
+key                    default   meaning
+=====================  ========  ==================================================================
+``token``              (needed)  secret that the store and all its clients share
+``serve``              false     the engine's scheduler serves the store itself, unless another has
+                                 begun to; else it is ``python -m …ascend.server``
+``allow_remote``       false     the server may bind to an address that other machines can reach
+``answer_ms``          5         the scheduler waits at most so long for an answer of the store
+``transfer_seconds``   30        a transfer has ended after so long, failed if need be
+``lease_seconds``      10        a client that the store has not heard for so long has died, and
+                                 what it holds is given back; likewise the store, for a client
+``max_message_bytes``  64 MiB    larger messages are refused; a block's shard has to fit in one
+=====================  ========  ==================================================================
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -29,6 +51,55 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+@dataclass(frozen=True)
+class RemoteStore:
+    """Where a store in another process is, and what is expected of it; see the module.
+
+    Attributes:
+        address: of the store, as ZeroMQ writes it.
+        token: see the module. Not shown when this is printed.
+        serve: see the module.
+        allow_remote: see the module.
+        answer_seconds: ``answer_ms``.
+        transfer_seconds: see the module.
+        lease_seconds: see the module.
+        max_message_bytes: see the module.
+    """
+
+    address: str
+    token: str = field(repr=False)
+    serve: bool = False
+    allow_remote: bool = False
+    answer_seconds: float = 0.005
+    transfer_seconds: float = 30.0
+    lease_seconds: float = 10.0
+    max_message_bytes: int = 64 << 20
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any]) -> RemoteStore | None:
+        """The remote store that a ``kv_connector_extra_config`` names, if it names one.
+
+        Raises:
+            ValueError: something is missing, or has no meaning.
+        """
+        if extra.get("address") is None:
+            return None
+        if not extra.get("token"):
+            raise ValueError("kv_connector_extra_config['address'] needs a 'token'")
+        if extra.get("transport") is not None:
+            raise ValueError("kv_connector_extra_config: 'address' and 'transport' exclude another")
+        return cls(
+            address=str(extra["address"]),
+            token=str(extra["token"]),
+            serve=_flag(extra, "serve"),
+            allow_remote=_flag(extra, "allow_remote"),
+            answer_seconds=_positive(extra, "answer_ms", 5.0) / 1000,
+            transfer_seconds=_positive(extra, "transfer_seconds", cls.transfer_seconds),
+            lease_seconds=_positive(extra, "lease_seconds", cls.lease_seconds),
+            max_message_bytes=_count(extra, "max_message_bytes", cls.max_message_bytes),
+        )
 
 
 @dataclass(frozen=True)
@@ -40,13 +111,15 @@ class Settings:
             vLLM's default is a fresh UUID.
         block_size: tokens per KV block, and per block hash.
         num_blocks: KV blocks of the device, or None when vLLM does not say.
-        world_size: tensor-parallel ranks, each of which holds a shard of every block.
+        world_size: ranks of all pipeline stages, each of which holds a shard of every block.
         may_load: whether the engine's role consumes KV.
         may_save: whether it produces KV.
         async_min_blocks: see the module.
         store: see the module.
         capacity_blocks: see the module.
         transport: see the module.
+        offer_seconds: see the module.
+        remote: the store is in another process; None: in this one.
     """
 
     engine_id: str
@@ -59,6 +132,8 @@ class Settings:
     store: str
     capacity_blocks: int
     transport: str | None
+    offer_seconds: float = 60.0
+    remote: RemoteStore | None = None
 
     @classmethod
     def read(cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Settings:
@@ -67,7 +142,7 @@ class Settings:
         Raises:
             ValueError: the engine is set up in a way that this connector does not serve.
         """
-        transfer = vllm_config.kv_transfer_config
+        transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
         if transfer is None:
             raise ValueError("AscendConnector needs a kv_transfer_config")
         _check_served(vllm_config, kv_cache_config)
@@ -78,13 +153,15 @@ class Settings:
             engine_id=engine_id,
             block_size=vllm_config.cache_config.block_size,
             num_blocks=kv_cache_config.num_blocks if kv_cache_config is not None else None,
-            world_size=vllm_config.parallel_config.tensor_parallel_size,
+            world_size=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
             may_load=transfer.is_kv_consumer,
             may_save=transfer.is_kv_producer,
             async_min_blocks=_count(extra, "async_min_blocks", 2),
             store=str(extra.get("store", f"engine {engine_id}")),
             capacity_blocks=_count(extra, "capacity_blocks", 1024),
             transport=str(transport) if transport is not None else None,
+            offer_seconds=_positive(extra, "offer_seconds", cls.offer_seconds),
+            remote=RemoteStore.read(extra),
         )
 
 
@@ -95,11 +172,24 @@ def _count(extra: Mapping[str, Any], key: str, default: int) -> int:
     return value
 
 
+def _positive(extra: Mapping[str, Any], key: str, default: float) -> float:
+    value = float(extra.get(key, default))
+    if not 0 < value < math.inf:
+        raise ValueError(f"kv_connector_extra_config[{key!r}] must be positive, got {value}")
+    return value
+
+
+def _flag(extra: Mapping[str, Any], key: str) -> bool:
+    value = extra.get(key, False)
+    if not isinstance(value, bool):  # "false" is true
+        raise ValueError(f"kv_connector_extra_config[{key!r}] must be true or false, got {value!r}")
+    return value
+
+
 def _check_served(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> None:
     """Refuse at start-up what would corrupt KV later."""
     parallel = vllm_config.parallel_config
     for name in (
-        "pipeline_parallel_size",  # a stage holds its own layers only, under the same keys
         "prefill_context_parallel_size",  # a block then holds a rank's share of more tokens
         "decode_context_parallel_size",
     ):

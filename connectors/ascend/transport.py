@@ -1,4 +1,4 @@
-"""How the two halves reach the store: a protocol, and the transport that ships with it.
+"""How the two halves reach the store, and other engines: a protocol, and the transport that ships with it.
 
 Two objects of the same kind exist in an engine: one beside the scheduler, which asks for keys, and
 one per rank beside the worker, which moves bytes. They have nothing in common but the store behind
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kvconform.connectors.ascend.device import Device
-from kvconform.connectors.ascend.metadata import Direction
+from kvconform.connectors.ascend.metadata import Direction, Source
+from kvconform.connectors.ascend.offers import Offers
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.store import HostStore
 
@@ -29,11 +30,12 @@ class Transfer:
     Attributes:
         id: the job's id, and the holder of its pins or reservations in the store.
         request_id: for whom.
-        direction: ``load`` or ``save``.
-        rank: tensor-parallel rank.
+        direction: ``load``, ``save``, ``pull`` or ``offer``.
+        rank: the engine's rank.
         keys: names of the blocks in the store, in the order of ``block_ids``.
         block_ids: device blocks of this rank.
         device: the rank's KV memory.
+        source: of a pull: whose blocks.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Transfer:
     keys: tuple[bytes, ...]
     block_ids: tuple[int, ...]
     device: Device
+    source: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Outcome:
     Attributes:
         transfer_id: which.
         request_id: for whom.
-        direction: ``load`` or ``save``.
+        direction: ``load``, ``save``, ``pull`` or ``offer``.
         failed_block_ids: blocks that were not transferred.
     """
 
@@ -97,8 +100,17 @@ class Transport(Protocol):
 
     # -- beside a worker --------------------------------------------------------------------------
 
+    def register(self, device: Device) -> None:
+        """The rank's KV memory, before its first transfer."""
+
     def submit(self, transfer: Transfer) -> None:
-        """Start a transfer. It never raises for KV that is not there: the outcome tells."""
+        """Start a transfer. It never raises for KV that is not there: the outcome tells.
+
+        An offer ends when it was pulled or released, or after ``seconds_offered``.
+        """
+
+    def release(self, source: Source) -> None:
+        """Tell the rank that offers ``source`` that nothing of it is needed; it may not hear."""
 
     def poll(self) -> list[Outcome]:
         """Transfers that ended since the last poll, each exactly once."""
@@ -118,16 +130,30 @@ class LocalTransport:
     That is the case when scheduler and worker share the process (one rank, vLLM's ``uni`` executor,
     the default for world size 1). With a process for each rank, a worker finds no pin and no
     reservation in its own, empty store: every save fails, nothing is ever promised, and the engine
-    computes everything itself. Several ranks need a transport that spans processes.
+    computes everything itself. Several ranks need a transport that spans processes: ``remote``.
+
+    Offers are read by engines of this process only.
 
     Args:
         store: shared by scheduler and workers.
         rank: whose shards this transport moves.
+        engine_id: of the engine.
+        seconds_offered: how long an offer is kept for its reader.
     """
 
-    def __init__(self, store: HostStore, rank: int) -> None:
+    def __init__(
+        self,
+        store: HostStore,
+        rank: int,
+        engine_id: str = "",
+        seconds_offered: float = 60.0,
+    ) -> None:
         self.store = store
         self.rank = rank
+        self.engine_id = engine_id
+        self.offers: Offers | None = None
+        self.seconds_offered = seconds_offered
+        self._offered: dict[str, Transfer] = {}  # by transfer id, still open
         self._ended: dict[str, Outcome] = {}  # by transfer id, not reported yet
 
     def lookup(self, keys: Sequence[bytes]) -> int | None:
@@ -159,12 +185,30 @@ class LocalTransport:
         self.store.clear()
         return True
 
+    def register(self, device: Device) -> None:
+        """See ``Transport``."""
+        self.offers = Offers(self.engine_id, self.rank, device)
+
     def submit(self, transfer: Transfer) -> None:
-        """See ``Transport``; the transfer has ended when this returns."""
+        """See ``Transport``; all but an offer has ended when this returns."""
+        if transfer.direction == "offer":
+            assert self.offers is not None
+            self._offered[transfer.id] = transfer
+            self.offers.put(transfer.id, self.seconds_offered)
+            return
         self._ended[transfer.id] = self.move(transfer)
+
+    def release(self, source: Source) -> None:
+        """See ``Transport``."""
+        offers = Offers.of(source.engine_id, self.rank)
+        if offers is not None:
+            offers.close(source.offer_id)
 
     def poll(self) -> list[Outcome]:
         """See ``Transport``."""
+        for offer_id in self.offers.ended() if self.offers is not None else ():
+            offer = self._offered.pop(offer_id)
+            self._ended[offer_id] = Outcome(offer_id, offer.request_id, "offer", ())
         ended = list(self._ended.values())
         self._ended.clear()
         return ended
@@ -180,13 +224,15 @@ class LocalTransport:
     def shutdown(self) -> None:
         """See ``Transport``."""
         self._ended.clear()
+        self._offered.clear()
 
     def move(self, transfer: Transfer) -> Outcome:
         """Copy the bytes of a transfer, and nothing else: the outcome is not kept for ``poll``.
 
         For transports that wrap this one and choose another moment.
         """
-        failed = self._load(transfer) if transfer.direction == "load" else self._save(transfer)
+        move = {"load": self._load, "save": self._save, "pull": self._pull}[transfer.direction]
+        failed = move(transfer)
         return Outcome(transfer.id, transfer.request_id, transfer.direction, tuple(failed))
 
     def _load(self, transfer: Transfer) -> list[int]:
@@ -200,6 +246,17 @@ class LocalTransport:
                 shards.append(shard)
         transfer.device.write(found, shards)
         return missing
+
+    def _pull(self, transfer: Transfer) -> list[int]:
+        source = transfer.source
+        assert source is not None
+        offers = Offers.of(source.engine_id, self.rank)
+        shards = offers.read(source.offer_id, source.block_ids) if offers is not None else None
+        if shards is None:  # it came too late, or the engine is gone
+            return list(transfer.block_ids)
+        transfer.device.write(transfer.block_ids, shards)
+        self.release(source)
+        return []
 
     def _save(self, transfer: Transfer) -> list[int]:
         shards = transfer.device.read(transfer.block_ids)
@@ -223,7 +280,7 @@ that the connector would have had.
 def make_transport(
     settings: Settings, vllm_config: VllmConfig, role: KVConnectorRole, rank: int
 ) -> Transport:
-    """The transport of one half, made by the factory that the settings name, if they name one.
+    """The transport of one half: to the store at an address, or by a factory, as the settings say.
 
     Raises:
         ValueError: the setting is not of the form ``package.module:factory``.
@@ -231,8 +288,12 @@ def make_transport(
 
     def make_default() -> LocalTransport:
         store = HostStore.named(settings.store, settings.capacity_blocks, settings.world_size)
-        return LocalTransport(store, rank)
+        return LocalTransport(store, rank, settings.engine_id, settings.offer_seconds)
 
+    if settings.remote is not None:
+        from kvconform.connectors.ascend.remote import connect  # which needs this module, and zmq
+
+        return connect(settings, settings.remote, role, rank)
     if settings.transport is None:
         return make_default()
     module, colon, name = settings.transport.partition(":")

@@ -11,6 +11,7 @@ From 0.32 on ``start_load_kv`` comes after the forward when the step has no load
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -39,10 +40,12 @@ class WorkerHalf:
         self._to_start: list[Job] = []  # of this step, not submitted yet
         self._load_errors: set[int] = set()  # device blocks, not reported yet
         self._closings: dict[str, Closing] = {}  # by job id, not reported yet
+        self._sends: Counter[str] = Counter()  # open saves and offers, by request
 
     def register_kv_caches(self, kv_caches: dict[str, KVCache]) -> None:
         """Once, before the first step."""
         self.device.register_kv_caches(kv_caches, self.settings.num_blocks)
+        self.transport.register(self.device)
 
     # -- a step, in order -------------------------------------------------------------------------
 
@@ -55,7 +58,7 @@ class WorkerHalf:
 
         All are started before any is waited for.
         """
-        for job in self._start("load"):
+        for job in self._start("load", "pull", "release"):
             if job.wait:
                 # Not to be named in finished_recving: its request has been running since this
                 # step was scheduled (WRK-01).
@@ -72,21 +75,28 @@ class WorkerHalf:
 
         Waits for none: vLLM keeps their blocks until ``finished_sending`` (WRK-14).
         """
-        self._start("save")
+        self._start("save", "offer")
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose save, and whose background load, has ended on this rank since last asked.
 
         ``finished_req_ids`` says nothing about transfers: an aborted load is named there while it
         is under way (WRK-04). A request is reported whether its transfer failed or not (WRK-08),
-        and once, for vLLM counts reports, not ranks (WRK-05).
+        and once, for vLLM counts reports, not ranks (WRK-05). One that is both saved and offered has
+        been sent when both have ended.
         """
-        self._start("save")  # where wait_for_save comes later in the step, or not at all
+        self._start("save", "offer")  # where wait_for_save comes later in the step, or not at all
         sending: set[str] = set()
         recving: set[str] = set()
         for outcome in self.transport.poll():
             self._close(outcome)
-            (recving if outcome.direction == "load" else sending).add(outcome.request_id)
+            if outcome.direction in ("load", "pull"):
+                recving.add(outcome.request_id)
+                continue
+            self._sends[outcome.request_id] -= 1
+            if not self._sends[outcome.request_id]:
+                del self._sends[outcome.request_id]
+                sending.add(outcome.request_id)
         return sending or None, recving or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -116,11 +126,17 @@ class WorkerHalf:
 
     # -- jobs -------------------------------------------------------------------------------------
 
-    def _start(self, direction: Direction) -> list[Job]:
+    def _start(self, *directions: Direction) -> list[Job]:
         """Submit those of this step's jobs that have not been; which they were."""
-        jobs = [job for job in self._to_start if job.direction == direction]
-        self._to_start = [job for job in self._to_start if job.direction != direction]
+        jobs = [job for job in self._to_start if job.direction in directions]
+        self._to_start = [job for job in self._to_start if job.direction not in directions]
         for job in jobs:
+            if job.direction == "release":
+                assert job.source is not None
+                self.transport.release(job.source)
+                continue
+            if job.direction in ("save", "offer"):
+                self._sends[job.request_id] += 1
             self.transport.submit(
                 Transfer(
                     id=job.job_id,
@@ -130,6 +146,7 @@ class WorkerHalf:
                     keys=job.keys,
                     block_ids=job.block_ids,
                     device=self.device,
+                    source=job.source,
                 )
             )
         return jobs
@@ -138,5 +155,5 @@ class WorkerHalf:
         """This rank has let go of the job's blocks."""
         failed = bool(outcome.failed_block_ids)
         self._closings[outcome.transfer_id] = Closing(ranks=1, failed=failed)
-        if outcome.direction == "load":
+        if outcome.direction in ("load", "pull"):
             self._load_errors.update(outcome.failed_block_ids)

@@ -6,6 +6,11 @@ from types import MappingProxyType
 
 from kvconform.scenario.target import Target
 
+_DIALECT = MappingProxyType(
+    {"prefill": {"do_remote_decode": True, "do_remote_prefill": False}, "decode": {}}
+)
+"""NIXL's, and the reference connector's: what the prefill's output says leads to its KV."""
+
 _STORE = MappingProxyType(
     {
         "transport": "kvconform.faults.transport:connect",
@@ -23,6 +28,8 @@ def _zoo(name: str, cls: str, title: str, module: str | None = None) -> Target:
         extra=_STORE,
         world="transport",
         title=title,
+        dialect=_DIALECT,
+        features=("expiry", "pp"),
     )
 
 
@@ -32,7 +39,9 @@ KNOWN: tuple[Target, ...] = (
         "kvconform.connectors.ascend.connector:AscendConnector",
         extra=_STORE,
         world="transport",
-        title="the reference connector: a store in host memory",
+        title="the reference connector: a store in host memory, and prefill and decode apart",
+        dialect=_DIALECT,
+        features=("expiry", "pp"),
     ),
     Target(
         "example",

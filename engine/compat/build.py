@@ -46,16 +46,20 @@ HEAD_SIZE = 4
 
 LAYERS_PER_GROUP = 2
 
+_QUERY_HEADS = 4
+"""As many as there may be tensor-parallel ranks."""
+
 _MODEL = {  # a tiny OPT: its weights and tokenizer are never read
     "architectures": ["OPTForCausalLM"],
     "model_type": "opt",
-    "hidden_size": HEADS * HEAD_SIZE,
+    "hidden_size": _QUERY_HEADS * HEAD_SIZE,
     "ffn_dim": 32,
     "num_hidden_layers": LAYERS_PER_GROUP,
-    "num_attention_heads": HEADS,
+    "num_attention_heads": _QUERY_HEADS,
+    "num_key_value_heads": HEADS,
     "vocab_size": 512,
     "max_position_embeddings": 2048,
-    "word_embed_proj_dim": HEADS * HEAD_SIZE,
+    "word_embed_proj_dim": _QUERY_HEADS * HEAD_SIZE,
     "do_layer_norm_before": True,
     "activation_function": "relu",
     "torch_dtype": "float32",
@@ -190,7 +194,10 @@ def build_config(
 
     Built once per shape; ``extra`` is set for this run.
     """
-    config = _config(target.cls, target.role, engine, rank, shape, bool(shape.window))
+    role = target.role
+    if shape.topology == "pd" and role == "kv_both":
+        role = "kv_consumer" if engine else "kv_producer"
+    config = _config(target.cls, role, engine, rank, shape, bool(shape.window))
     assert config.kv_transfer_config is not None
     config.kv_transfer_config.kv_connector_extra_config = dict(extra)
     return config

@@ -49,7 +49,7 @@ def test_counts_are_positive(key: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"],
+    ["prefill_context_parallel_size", "decode_context_parallel_size"],
 )
 def test_other_kinds_of_parallelism_are_refused(name: str) -> None:
     config = make_config()

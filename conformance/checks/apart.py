@@ -1,0 +1,79 @@
+"""KVC-403, KVC-603: what one engine keeps for another."""
+
+from __future__ import annotations
+
+from kvconform.conformance.checks.base import Check
+from kvconform.conformance.ledger import Facts
+from kvconform.scenario.trace import Event
+
+
+class GivenBack(Check):
+    """KVC-403; judged before time passes, so that no lease can have done it."""
+
+    rule = "KVC-403"
+
+    def on_admitted(self, event: Event) -> None:
+        facts = self.ledger.requests[event.request or ""]
+        data = event.data
+        self.reached += bool(facts.after) and data["fresh"] and not data["external"]
+
+    def on_hook(self, event: Event) -> None:
+        if event.data["name"].startswith("request_finished"):
+            facts = self.ledger.requests[event.request or ""]
+            self.reached += bool(facts.after) and not event.data["blocks"]
+
+    def on_idle(self, event: Event) -> None:
+        if self.ledger.faults["peer-gone"]:
+            return  # it may not have been reached
+        for name in event.data["held"]:
+            facts = self.ledger.requests[name]
+            decodes = self.ledger.requests.get(facts.then or "")
+            if not facts.delayed or facts.sent or decodes is None or decodes.status is not None:
+                continue
+            if decodes.load_failed:
+                continue
+            loaded = decodes.load_is_async or decodes.blocks
+            self.fail(
+                event,
+                "loaded, and kept all the same" if loaded else "not told",
+                expected=f"the engine that prefilled {name} hears that its blocks are not needed "
+                "any more",
+                got=f"{decodes.name} has ended, and {name} is still kept",
+                why="the blocks are missing until the lease runs out",
+                where="update_state_after_alloc, request_finished",
+                side="worker half" if loaded else None,
+                request=name,
+            )
+
+
+class LeasesRunOut(Check):
+    """KVC-603."""
+
+    rule = "KVC-603"
+
+    def on_idle(self, event: Event) -> None:
+        self.reached += sum(self._deserted(self.ledger.requests[n]) for n in event.data["held"])
+
+    def on_action(self, event: Event) -> None:
+        if event.data["action"]["do"] == "tick":
+            self.reached += sum(self._deserted(f) for f in self.ledger.requests.values())
+
+    def on_left(self, event: Event) -> None:
+        facts = self.ledger.requests.get(event.request or "")
+        if event.data["what"] == "request" and facts is not None and self._deserted(facts):
+            self.fail(
+                event,
+                "kept for ever",
+                expected=f"finished_sending for {facts.name} when its lease is over",
+                got=f"{facts.name} is still kept after a day",
+                why="its blocks never come back",
+                where="get_finished: finished_sending",
+            )
+
+    def _deserted(self, facts: Facts) -> bool:
+        """Whether blocks are kept for somebody who may never come."""
+        alone = facts.lost or (facts.then is not None and self.ledger.faults["peer-gone"] > 0)
+        return facts.prefills and facts.delayed and not facts.sent and alone
+
+
+CHECKS = (GivenBack, LeasesRunOut)
