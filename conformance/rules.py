@@ -304,7 +304,7 @@ RULES: tuple[Rule, ...] = (
         source="distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py request_finished, "
         "pull_scheduler.py update_state_after_alloc: an empty list of blocks is sent so that the "
         "prefill engine does not strand them",
-        incidents=("B-164",),
+        incidents=("B-063", "B-082"),
         help="Send the release in update_state_after_alloc with 0 external tokens, and in "
         "request_finished of a request that was never admitted.",
     ),
@@ -371,7 +371,7 @@ RULES: tuple[Rule, ...] = (
         packages=frozenset({"expire", "peer-gone"}), features=frozenset({"pd", "async"}),
         source="v1/nixl/base_worker.py, v1/mooncake/mooncake_connector.py: time-outs of requests "
         "to send; v1/core/sched/scheduler.py keeps blocks until finished_sending, without a limit",
-        incidents=("B-111", "B-112"),
+        incidents=("B-065",),
         help="Give each kept request a deadline, and report it in finished_sending when it passes.",
     ),
     # -- 7xx progress -----------------------------------------------------------------------------
@@ -392,7 +392,7 @@ RULES: tuple[Rule, ...] = (
         packages=frozenset({"reset"}), features=frozenset({"reset"}),
         source="v1/core/sched/scheduler.py reset_connector_cache; called after an update of the "
         "weights",
-        incidents=("B-089",),
+        incidents=("B-050", "B-139"),
         help="Forget what is stored, and what is being saved: the KV is that of other weights. "
         "Answer False when that is impossible.",
     ),

@@ -116,10 +116,12 @@ class SchedulerHalf:
             return 0, False
         remote = self._remote(request, life)
         if remote is not None:
-            # All of the prompt is there; vLLM computes its last token again.
-            missing = min(remote["remote_num_tokens"], request.num_tokens) - num_computed_tokens
-            life.pulls = life.in_background = missing > 0
-            return max(0, missing), life.pulls
+            # All of the prompt is there. vLLM computes its last token again in any case, so that
+            # one alone is not worth a transfer.
+            there = min(remote["remote_num_tokens"], request.num_tokens)
+            wanted = num_computed_tokens < min(there, request.num_tokens - 1)
+            life.pulls = life.in_background = wanted
+            return (there - num_computed_tokens if wanted else 0), wanted
         found = self.transport.lookup(self._keys(request, life.local_blocks))
         if found is None:
             return None, False
@@ -178,7 +180,7 @@ class SchedulerHalf:
             life.remote_is_done = True
             self._plan(
                 self._new_id("pull"), request, life, "pull", (), block_ids,
-                source=_source(remote, there),
+                source=source_of(remote, there),
             )  # fmt: skip
             return
         keys = self._keys(request, start)[:count]
@@ -198,7 +200,7 @@ class SchedulerHalf:
         job_id = self._new_id("release")
         # Not counted as open: it touches no block, and the offer's lease answers for its loss.
         self._outbox.append(
-            Job(job_id, request.request_id, "release", (), (), False, _source(remote, ()))
+            Job(job_id, request.request_id, "release", (), (), False, source_of(remote, ()))
         )
 
     def _offer(self, request: Request, life: _Life, block_ids: list[int]) -> dict[str, Any] | None:
@@ -357,7 +359,7 @@ class SchedulerHalf:
         self.transport.shutdown()
 
 
-def _source(remote: dict[str, Any], block_ids: Sequence[int]) -> Source:
+def source_of(remote: dict[str, Any], block_ids: Sequence[int]) -> Source:
     """Where the params of a request lead."""
     return Source(
         remote["remote_engine_id"],

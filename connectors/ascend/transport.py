@@ -36,6 +36,7 @@ class Transfer:
         block_ids: device blocks of this rank.
         device: the rank's KV memory.
         source: of a pull: whose blocks.
+        seconds: of an offer: how long its lease runs.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Transfer:
     block_ids: tuple[int, ...]
     device: Device
     source: Source | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Transport(Protocol):
     def submit(self, transfer: Transfer) -> None:
         """Start a transfer. It never raises for KV that is not there: the outcome tells.
 
-        An offer ends when it was pulled or released, or after ``seconds_offered``.
+        An offer ends when it was pulled or released, or when its lease is over.
         """
 
     def release(self, source: Source) -> None:
@@ -138,21 +140,13 @@ class LocalTransport:
         store: shared by scheduler and workers.
         rank: whose shards this transport moves.
         engine_id: of the engine.
-        seconds_offered: how long an offer is kept for its reader.
     """
 
-    def __init__(
-        self,
-        store: HostStore,
-        rank: int,
-        engine_id: str = "",
-        seconds_offered: float = 60.0,
-    ) -> None:
+    def __init__(self, store: HostStore, rank: int, engine_id: str = "") -> None:
         self.store = store
         self.rank = rank
         self.engine_id = engine_id
         self.offers: Offers | None = None
-        self.seconds_offered = seconds_offered
         self._offered: dict[str, Transfer] = {}  # by transfer id, still open
         self._ended: dict[str, Outcome] = {}  # by transfer id, not reported yet
 
@@ -194,7 +188,7 @@ class LocalTransport:
         if transfer.direction == "offer":
             assert self.offers is not None
             self._offered[transfer.id] = transfer
-            self.offers.put(transfer.id, self.seconds_offered)
+            self.offers.put(transfer.id, transfer.seconds)
             return
         self._ended[transfer.id] = self.move(transfer)
 
@@ -288,7 +282,7 @@ def make_transport(
 
     def make_default() -> LocalTransport:
         store = HostStore.named(settings.store, settings.capacity_blocks, settings.world_size)
-        return LocalTransport(store, rank, settings.engine_id, settings.offer_seconds)
+        return LocalTransport(store, rank, settings.engine_id)
 
     if settings.remote is not None:
         from kvconform.connectors.ascend.remote import connect  # which needs this module, and zmq

@@ -47,6 +47,11 @@ class WorkerHalf:
         self.device.register_kv_caches(kv_caches, self.settings.num_blocks)
         self.transport.register(self.device)
 
+    @property
+    def lease_seconds(self) -> float:
+        """How long an offer is kept for its reader."""
+        return self.settings.offer_seconds
+
     # -- a step, in order -------------------------------------------------------------------------
 
     def begin_step(self, step: StepJobs) -> None:
@@ -147,6 +152,7 @@ class WorkerHalf:
                     block_ids=job.block_ids,
                     device=self.device,
                     source=job.source,
+                    seconds=self.lease_seconds,
                 )
             )
         return jobs

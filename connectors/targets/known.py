@@ -29,7 +29,7 @@ def _zoo(name: str, cls: str, title: str, module: str | None = None) -> Target:
         world="transport",
         title=title,
         dialect=_DIALECT,
-        features=("expiry", "pp"),
+        features=("pp",),
     )
 
 
@@ -41,7 +41,7 @@ KNOWN: tuple[Target, ...] = (
         world="transport",
         title="the reference connector: a store in host memory, and prefill and decode apart",
         dialect=_DIALECT,
-        features=("expiry", "pp"),
+        features=("pp",),
     ),
     Target(
         "example",
@@ -54,6 +54,7 @@ KNOWN: tuple[Target, ...] = (
     _zoo("wrong-block", "WrongBlock", "loads other blocks beside a local hit (KVC-501)"),
     _zoo("late-failure", "LateFailure", "reports failed blocks a step too late (KVC-601)"),
     _zoo("double-completion", "DoubleCompletion", "reports every transfer twice (KVC-303)"),
+    _zoo("lease-ignored", "LeaseIgnored", "keeps blocks for ever when nobody comes (KVC-603)"),
     _zoo("exits-in-hook", "ExitsInHook", "hostile: ends its process in a hook", "hostile"),
     _zoo("crashes-in-hook", "CrashesInHook", "hostile: segmentation fault in a hook", "hostile"),
     _zoo("hangs-in-hook", "HangsInHook", "hostile: waits for ever in a hook", "hostile"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvconform.connectors.ascend.connector import AscendConnector
-from kvconform.connectors.ascend.scheduler import SchedulerHalf
+from kvconform.connectors.ascend.scheduler import SchedulerHalf, source_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -23,9 +23,15 @@ class _SchedulerHalf(SchedulerHalf):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         life = self._lives[request.request_id]
-        if not num_external_tokens and not life.in_background and life.local_blocks:
+        nothing = not num_external_tokens and not life.in_background
+        if nothing and life.local_blocks and self.settings.may_load:
             # The mistake: what lies outside is received, whether or not it is needed.
-            if self.transport.lookup(self._keys(request, 0)[: life.local_blocks]):
+            remote = self._remote(request, life)
+            if remote is not None:
+                life.remote_is_done = True
+                job_id = self._new_id("pull")
+                self._plan(job_id, request, life, "pull", (), (), source=source_of(remote, ()))
+            elif self.transport.lookup(self._keys(request, 0)[: life.local_blocks]):
                 self._plan(self._new_id("load"), request, life, "load", (), ())
             return
         super().update_state_after_alloc(request, blocks, num_external_tokens)

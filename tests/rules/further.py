@@ -157,11 +157,11 @@ class SurplusReport(SavesWithoutDelay):
 class _SkipsSourceOnly(SchedulerHalf):
     def _plan(
         self, job_id: str, request: Request, life: Any, direction: Direction,
-        keys: Sequence[bytes], block_ids: Sequence[int], wait: bool = False,
+        keys: Sequence[bytes], block_ids: Sequence[int], *rest: Any, **more: Any,
     ) -> None:  # fmt: skip
         if direction == "load":
             block_ids = life.blocks[: len(keys)]
-        super()._plan(job_id, request, life, direction, keys, block_ids, wait)
+        super()._plan(job_id, request, life, direction, keys, block_ids, *rest, **more)
 
     def update_state_after_alloc(
         self, request: Request, blocks: Any, num_external_tokens: int
@@ -236,3 +236,36 @@ class DropsFailures(AscendConnector):
     """A failed load is reported block by block, and never as completed (KVC-701; B-021)."""
 
     worker_half_class = _DropsFailures
+
+
+class _ForgetsTheQueue(SchedulerHalf):
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        if not block_ids:
+            return False, None
+        return super().request_finished(request, block_ids)
+
+
+class ForgetsTheQueue(AscendConnector):
+    """Who was never admitted had nothing, so nobody is told of its end (KVC-403; B-063)."""
+
+    scheduler_half_class = _ForgetsTheQueue
+
+
+class _SentWhenOffered(WorkerHalf):
+    offered: frozenset[str] = frozenset()
+
+    def begin_step(self, step: StepJobs) -> None:
+        self.offered = frozenset(j.request_id for j in step.jobs if j.direction == "offer")
+        self.told = getattr(self, "told", frozenset()) | self.offered
+        super().begin_step(step)
+
+    def get_finished(self, finished_req_ids: set[str]) -> Finished:
+        sending, recving = super().get_finished(finished_req_ids)
+        late = (sending or set()) - self.told
+        return set(late | self.offered) or None, recving
+
+
+class SentWhenOffered(AscendConnector):
+    """Blocks count as sent when they are offered, not when they were read (KVC-401; B-003)."""
+
+    worker_half_class = _SentWhenOffered

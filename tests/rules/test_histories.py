@@ -20,6 +20,7 @@ from kvconform.scenario.actions import (
     Busy,
     Fail,
     Hold,
+    Lose,
     Release,
     Reset,
     Step,
@@ -70,6 +71,8 @@ class History:
 
 
 FULL = Shape(num_blocks=8)
+APART = Shape(topology="pd", engines=2)
+TIGHT = Shape(topology="pd", engines=2, num_blocks=8)
 HISTORIES = (
     History("KVC-010", wrong.CancelsOnTheWorker, "AssertionError in request_finished",
             (a(1), Abort()), side="scheduler half"),
@@ -87,7 +90,7 @@ HISTORIES = (
     History("KVC-106", wrong.PendingForEver, "deferred for ever", (Busy(), a(1), Step())),
     History("KVC-201", wrong.UnpicklableMetadata, "unpicklable", (*saved(17), a(17))),
     History("KVC-201", further.SendsNothing, "vLLM asserts", (a(1),)),
-    History("KVC-202", wrong.LiveMetadata, "aliased", (a(16),)),
+    History("KVC-202", wrong.LiveMetadata, "aliased", (a(16, 4),), Shape(async_scheduling=True)),
     History("KVC-203", wrong.ChangesOutput, "modified", (a(16),)),
     History("KVC-301", wrong.ReportsCleanUp, "forgotten, recving", (a(1), Abort(mid_step=True))),
     History("KVC-301", further.ReportsJobs, "never existed", (a(16),)),
@@ -111,6 +114,12 @@ HISTORIES = (
     History("KVC-402", wrong.AlwaysDelays, "send never completed", (a(1),)),
     History("KVC-402", further.FirstRankOnly, "send never completed", (a(16),), Shape(tp=2)),
     History("KVC-402", further.SurplusReport, "surplus report", (a(16),), Shape(tp=2)),
+    History("KVC-401", further.SentWhenOffered, "offered blocks changed hands",
+            (Hold("load"), a(50), Step(2), Step(1, 1), Arrive(Prompt(1, 100)), Step(2)), TIGHT),
+    History("KVC-403", wrong.TellsNobody, "not told",
+            (a(33), Step(2), Step(6, 1), a(33)), APART),
+    History("KVC-403", further.ForgetsTheQueue, "not told",
+            (a(33), Step(), Abort(), Step(2, 1)), APART),
     History("KVC-404", wrong.LoadsFromTheStart, "outside the promise",
             (*saved(32), a(16), a(33))),
     History("KVC-404", further.OverwritesLocalHit, "outside the promise",
@@ -132,6 +141,10 @@ HISTORIES = (
             (*saved(17), Fail(), a(17), Step())),
     History("KVC-602", wrong.RepeatsFailures, "not a load's block",
             (*saved(17), Fail(), a(17), Step())),
+    History("KVC-603", wrong.WRONG["KVC-603"], "kept for ever",
+            (Hold("route"), a(16), Step(), Lose()), APART),
+    History("KVC-801", wrong.ResetInNameOnly, "found again",
+            (a(33), Step(4), Reset(connector=True), a(33), Step())),
     History("KVC-701", wrong.PollsOnlyWhenBusy, "load never completed",
             (*saved(32), Hold("load"), a(32), Step())),
     History("KVC-701", further.DropsFailures, "load never completed",

@@ -14,6 +14,7 @@ FAMILY = {
     "zoo:wrong-block": "KVC-501",
     "zoo:late-failure": "KVC-601",
     "zoo:double-completion": "KVC-303",
+    "zoo:lease-ignored": "KVC-603",
 }
 HOSTILE = {"zoo:exits-in-hook", "zoo:crashes-in-hook", "zoo:hangs-in-hook"}  # see tests/cli
 

@@ -22,6 +22,7 @@ from kvconform.connectors.ascend.worker import WorkerHalf
 from kvconform.connectors.zoo.double_completion import DoubleCompletion
 from kvconform.connectors.zoo.late_failure import LateFailure
 from kvconform.connectors.zoo.leak_on_abort import LeakOnAbort
+from kvconform.connectors.zoo.lease_ignored import LeaseIgnored
 from kvconform.connectors.zoo.wrong_block import WrongBlock
 
 if TYPE_CHECKING:
@@ -392,6 +393,37 @@ class PollsOnlyWhenBusy(AscendConnector):
     worker_half_class = _PollsWhenBusy
 
 
+class _TellsNobody(SchedulerHalf):
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        if not num_external_tokens:
+            self._lives[request.request_id].remote_is_done = True  # nothing to do, it thinks
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+
+class TellsNobody(AscendConnector):
+    """What is found locally needs nothing from the engine that prefilled, which never hears it.
+
+    KVC-403; B-082.
+    """
+
+    scheduler_half_class = _TellsNobody
+
+
+# -- 8xx composition ------------------------------------------------------------------------------
+
+
+class ResetInNameOnly(AscendConnector):
+    """The store is somebody else's: a reset does nothing, and says that all is well.
+
+    KVC-801; B-050.
+    """
+
+    def reset_cache(self) -> bool:
+        return True
+
+
 WRONG: dict[str, type[AscendConnector]] = {
     "KVC-010": CancelsOnTheWorker,
     "KVC-011": NoErrorsIsNone,
@@ -411,11 +443,14 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-305": SavesWithoutDelay,
     "KVC-401": SentTooSoon,
     "KVC-402": AlwaysDelays,
+    "KVC-403": TellsNobody,
     "KVC-404": LoadsFromTheStart,
     "KVC-501": WrongBlock,
     "KVC-504": KeysOfTokens,
     "KVC-601": LateFailure,
     "KVC-602": RepeatsFailures,
+    "KVC-603": LeaseIgnored,
     "KVC-701": PollsOnlyWhenBusy,
+    "KVC-801": ResetInNameOnly,
 }
 """Rule id to the connector that breaks it."""
