@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from kvconform.conformance.traffic import Traffic
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -37,7 +38,8 @@ Draw = Callable[[SearchStrategy[Any]], Any]
 RARE = 1000
 """Families from here on are never drawn twice: prompts that share nothing."""
 
-_SALTS = (None, "a", "b")
+_IDENTITIES = ((None, None), ("a", None), ("b", None), (None, "a"), ("a", "a"))
+"""Salts and adapters."""
 
 
 def shapes(
@@ -101,6 +103,7 @@ class Moves:
         self.packages = packages
         self.shape = shape
         self._fresh = 0
+        self._traffic: Traffic | None = None
 
     def draw_move(self, package: str | None) -> Move:
         """A move of this package; None: base traffic."""
@@ -142,24 +145,34 @@ class Moves:
             priority=self.draw(priorities()),
         )
 
-    def _returning(self, salt: str | None = None) -> Arrive:
+    def _returning(self, tenants: bool = False) -> Arrive:
         """A request whose prompt others have, whole or in part."""
         tail = self.draw(st.sampled_from((0, 0, 0, 1, 17)))
+        salt, adapter = self.draw(st.sampled_from(_IDENTITIES)) if tenants else (None, None)
         return Arrive(
             Prompt(self.draw(st.integers(0, 1)), self.draw(lengths()), tail),
             self.draw(st.sampled_from((1, 2, 4, 20))),
             salt=salt,
+            adapter=adapter,
             engine=self.draw(st.integers(0, 1)),
             priority=self.draw(priorities()),
         )
+
+    def _turn(self) -> Arrive:
+        """The next turn of a chat."""
+        if self._traffic is None:
+            number = self.draw(st.integers(0, 1 << 16))
+            self._traffic = Traffic(number, tenants="tenants" in self.packages)
+        return self._traffic.next()
 
     def _arrival(self) -> Arrive:
         """Whatever arrives in this run."""
         kinds: list[Callable[[], Arrive]] = [self._stranger]
         if "full-hit" in self.packages:
             kinds += [self._returning] * 3
+            kinds.append(self._turn)
         if "tenants" in self.packages:
-            kinds.append(lambda: self._returning(self.draw(st.sampled_from(_SALTS))))
+            kinds.append(lambda: self._returning(tenants=True))
         return self.draw(st.sampled_from(kinds))()
 
     # -- one per package --------------------------------------------------------------------------
@@ -183,10 +196,9 @@ class Moves:
                 *self._steps())  # fmt: skip
 
     def _tenants(self) -> Move:
-        first = self._returning(self.draw(st.sampled_from(_SALTS)))
-        again = Arrive(
-            first.prompt, 1, self.draw(st.sampled_from(_SALTS)), self.draw(st.integers(0, 1))
-        )
+        first = self._returning(tenants=True)
+        salt, adapter = self.draw(st.sampled_from(_IDENTITIES))
+        again = Arrive(first.prompt, 1, salt, self.draw(st.integers(0, 1)), adapter=adapter)
         return (first, *self._through(first, 4), again, *self._steps())
 
     def _delay(self) -> Move:

@@ -83,7 +83,7 @@ class Interpreter:
             return
         self._record(action, name, True, engine=engine, request=name)
         cluster.arrive(
-            action.prompt, action.max_tokens, action.salt, action.engine, action.priority
+            action.prompt, action.max_tokens, action.identity, action.engine, action.priority
         )
 
     def _abort(self, action: Abort) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvconform.scenario.actions import Arrive, action_from_json
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event
@@ -28,8 +29,8 @@ class Facts:
         before_reset: it had ended when its engine's connector forgot all that it had stored.
         load_failed: blocks of a load of it failed.
         lost: its client went away before it was forwarded.
-        known: leading tokens that an earlier prompt of the same salt shares.
-        foreign: leading tokens that an earlier prompt of another salt shares.
+        known: leading tokens that an earlier prompt of the same identity shares.
+        foreign: leading tokens that an earlier prompt of another identity shares.
         status: vLLM's status; None before arrival and after it was forgotten.
         ended: the hook request_finished was called.
         delayed: its answer was True.
@@ -46,7 +47,7 @@ class Facts:
     name: str
     engine: int
     prompt: Prompt
-    salt: str | None
+    identity: Identity
     max_tokens: int
     known: int = 0
     foreign: int = 0
@@ -158,7 +159,7 @@ class Ledger:
         self.world_version += 1
 
     def _arrive(self, name: str, engine: int, action: Arrive) -> None:
-        facts = Facts(name, engine, action.prompt, action.salt, action.max_tokens)
+        facts = Facts(name, engine, action.prompt, action.identity, action.max_tokens)
         if self.shape.topology == "pd":
             facts.prefills, facts.max_tokens = True, 1
             self._asked[name] = action.max_tokens
@@ -174,7 +175,7 @@ class Ledger:
         first = self.requests[event.data["after"]]
         first.then = event.request
         facts = Facts(
-            event.request, event.engine, first.prompt, first.salt, self._asked[first.name],
+            event.request, event.engine, first.prompt, first.identity, self._asked[first.name],
             after=first.name,
         )  # fmt: skip
         self._enter(facts)
@@ -184,7 +185,7 @@ class Ledger:
         mine = facts.prompt.tokens
         for other in self.requests.values():
             shared = _shared(mine, other.prompt.tokens)
-            if other.salt == facts.salt:
+            if other.identity == facts.identity:
                 facts.known = max(facts.known, shared)
             else:
                 facts.foreign = max(facts.foreign, shared)
@@ -317,7 +318,9 @@ class Ledger:
             (
                 _shared(facts.prompt.tokens, other.prompt.tokens)
                 for other in self.requests.values()
-                if other is not facts and other.salt == facts.salt and not other.before_reset
+                if other is not facts
+                and other.identity == facts.identity
+                and not other.before_reset
             ),
             default=0,
         )

@@ -72,6 +72,7 @@ SCENARIOS: dict[str, Scenario] = {
         Shape(engines=2), (_again(), Step(4), _again(engine=1, max_tokens=2), Step(4, 1))
     ),
     "tenants": Scenario(_SMALL, (_again(salt="a"), Step(4), _again(salt="b"))),
+    "adapters": Scenario(_SMALL, (_again(adapter="a"), Step(4), _again(adapter="b"))),
     "store forgets": Scenario(
         Shape(store_blocks=4),
         (_again(), Step(4), Arrive(Prompt(1, 50)), Step(4), Reset(), _again(), Step(4)),
@@ -81,7 +82,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "the other model runner": Scenario(
         Shape(runner="v2"),
-        (_again(max_tokens=9), Step(4), Reset(running=True), Step(2), Reset(), _again(max_tokens=3)),
+        (_again(max_tokens=9), Step(4), Reset(running=True), Step(2), Reset(), _again()),
     ),
     "reset of the store": Scenario(_SMALL, (_again(), Step(6), Reset(connector=True), _again())),
     "prefill and decode": Scenario(_APART, (_again(max_tokens=3), *_through(6))),
@@ -125,7 +126,7 @@ def packages_of(scenario: Scenario) -> frozenset[str]:
         needed.add("full-hit")
     if scenario.shape.topology == "pd":
         needed.add("handover")
-    if any(a.salt for a in arrivals):
+    if any(a.salt or a.adapter for a in arrivals):
         needed.add("tenants")
     for action in scenario.actions:
         if isinstance(action, Reset):

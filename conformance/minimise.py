@@ -148,9 +148,11 @@ def simpler(action: Action) -> Iterator[Action]:
     """Simpler variants of an action, simplest first."""
     replace = dataclasses.replace
     match action:
-        case Arrive(prompt, max_tokens, salt, engine, priority):
+        case Arrive(prompt, max_tokens, salt, engine, priority, adapter):
             if salt is not None:
                 yield replace(action, salt=None)
+            if adapter is not None:
+                yield replace(action, adapter=None)
             if engine:
                 yield replace(action, engine=0)
             if priority:

@@ -297,7 +297,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "KVC-403", "what is not needed is given back",
-        "An engine that offers blocks for another to decode is told when they are not needed: found "
+        "An engine that keeps blocks for another is told when they are not needed: found "
         "locally, or their request ended before it took them. It does not wait for its lease.",
         _S, "a request with an offer was admitted without a load, or ended before it was admitted",
         packages=frozenset({"handover"}), features=frozenset({"pd"}),
@@ -332,11 +332,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "KVC-504", "tenants never share KV",
-        "KV saved under one cache salt is never served under another.",
-        "composition", "a lookup for a prompt that was seen only under other salts",
+        "KV saved under one cache salt, or with one adapter, is never served under another.",
+        "composition", "a lookup for a prompt that was seen only under other salts or adapters",
         packages=frozenset({"tenants"}),
         source="v1/core/kv_cache_utils.py generate_block_hash_extra_keys: block hashes hold the "
-        "salt",
+        "salt and the adapter's name",
         incidents=("B-096", "B-180"),
         help="Derive keys from request.block_hashes, not from prompt_token_ids.",
     ),
@@ -387,8 +387,8 @@ RULES: tuple[Rule, ...] = (
     # -- 8xx composition --------------------------------------------------------------------------
     Rule(
         "KVC-801", "a reset forgets",
-        "After reset_cache has succeeded, a lookup finds nothing of requests that had ended before.",
-        _S, "a lookup, after a reset of the connector, for a prompt that only requests before it had",
+        "After reset_cache succeeded, a lookup finds nothing of requests that had ended before.",
+        _S, "a lookup, after a reset, for a prompt that only requests before it had",
         packages=frozenset({"reset"}), features=frozenset({"reset"}),
         source="v1/core/sched/scheduler.py reset_connector_cache; called after an update of the "
         "weights",

@@ -123,7 +123,8 @@ def recognise(
                 if layer != found.layer:
                     return "other-layer", f"{what}, of another layer"
                 upto = position + 1
-                if stream.salt != reader.salt and stream.tokens[:upto] == reader.tokens[:upto]:
-                    return "other-tenant", f"{what}, of another tenant (salt {stream.salt!r})"
+                foreign = stream.identity != reader.identity
+                if foreign and stream.tokens[:upto] == reader.tokens[:upto]:
+                    return "other-tenant", f"{what}, of another tenant ({stream.identity})"
                 return "other-tokens", what
     return "garbage", "bytes that no request's KV has"

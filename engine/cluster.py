@@ -20,6 +20,7 @@ from kvconform.engine.oracle import Stream, stream
 from kvconform.engine.recorder import ESCAPING
 from kvconform.engine.world import Handover, World
 from kvconform.scenario.errors import RefusedError, UsageError
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
@@ -48,7 +49,7 @@ class Arrived:
         engine: where it went.
         prompt: its prompt.
         max_tokens: output tokens after which it stops.
-        salt: its tenant.
+        identity: whose it is.
         priority: the lower, the sooner.
         then: of a prefill: engine that decodes, and its output tokens.
     """
@@ -57,7 +58,7 @@ class Arrived:
     engine: int
     prompt: Prompt
     max_tokens: int
-    salt: str | None
+    identity: Identity
     priority: int = 0
     then: tuple[int, int] | None = None
 
@@ -159,7 +160,7 @@ class Cluster:
         self,
         prompt: Prompt,
         max_tokens: int,
-        salt: str | None,
+        identity: Identity,
         engine: int,
         priority: int = 0,
     ) -> str | None:
@@ -170,10 +171,10 @@ class Cluster:
         self._clients += 1
         first = self.place(engine)
         if self.shape.topology == "store":
-            self._add(Arrived(name, first, prompt, max_tokens, salt, priority), None)
+            self._add(Arrived(name, first, prompt, max_tokens, identity, priority), None)
             return name
         decoder = 1 + engine % (len(self.engines) - 1)
-        leg = Arrived(name, first, prompt, 1, salt, priority, (decoder, max_tokens))
+        leg = Arrived(name, first, prompt, 1, identity, priority, (decoder, max_tokens))
         self._add(leg, self._speak("prefill", name))
         return name
 
@@ -204,9 +205,9 @@ class Cluster:
 
     def _add(self, leg: Arrived, params: Mapping[str, Any] | None) -> None:
         self.arrived[leg.name] = leg
-        self._streams[leg.name] = stream(leg.prompt.tokens, leg.salt, leg.max_tokens)
+        self._streams[leg.name] = stream(leg.prompt.tokens, leg.identity, leg.max_tokens)
         self.engines[leg.engine].arrive(
-            leg.name, leg.prompt.tokens, leg.max_tokens, leg.salt,
+            leg.name, leg.prompt.tokens, leg.max_tokens, leg.identity,
             priority=leg.priority, params=params,
         )  # fmt: skip
 

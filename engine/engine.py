@@ -20,6 +20,7 @@ from kvconform.engine.oracle import Stream
 from kvconform.engine.recorder import ESCAPING, Recorder
 from kvconform.engine.worker import BeyondTokensError, Worker
 from kvconform.scenario.errors import HarnessError
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 from kvconform.scenario.trace import Event, Kind, Trace
@@ -155,14 +156,14 @@ class Engine:
         request_id: str,
         prompt: tuple[int, ...],
         max_tokens: int,
-        salt: str | None,
+        identity: Identity,
         *,
         priority: int = 0,
         params: Mapping[str, Any] | None = None,
     ) -> None:
         """A request arrives, with these ``kv_transfer_params``."""
         request = compat.build_request(
-            request_id, prompt, max_tokens, salt, self.shape.block_size,
+            request_id, prompt, max_tokens, identity, self.shape.block_size,
             priority=priority, params=params,
         )  # fmt: skip
         with self._phase():

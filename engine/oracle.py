@@ -1,7 +1,7 @@
 """What the KV of a token must be, as bytes, and which token comes next.
 
-The KV of a slot is a pure function of the token prefix, the request's identity (its salt), the
-layer, K or V, and the *global* KV head. It is compared as bytes, so nothing that merely looks
+The KV of a slot is a pure function of the token prefix, the request's identity (salt and adapter),
+the layer, K or V, and the *global* KV head. It is compared as bytes, so nothing that merely looks
 alike passes. The next token is a function of the same prefix; so the output of any run must equal
 the output of the same request without a connector, and is known in advance.
 
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import mix64, token_of
 
 WORDS = 4
@@ -38,12 +39,14 @@ def _mix(values: Words) -> Words:
 
 
 @functools.lru_cache(maxsize=4096)
-def _salt_seed(salt: str | None) -> int:
-    if salt is None:
+def _seed(identity: Identity) -> int:
+    if identity == Identity():
         return mix64(0)
     seed = 1
-    for byte in salt.encode():
-        seed = mix64(seed ^ byte)
+    for part in (identity.salt, identity.adapter):
+        for byte in (part or "").encode():
+            seed = mix64(seed ^ byte)
+        seed = mix64(seed ^ (256 if part is None else 257))
     return seed
 
 
@@ -78,15 +81,15 @@ class Stream:
 
     Attributes:
         tokens: prompt, then the output that a right engine gives.
-        salt: the identity.
+        identity: whose it is.
         digests: one per position; a function of identity and of all tokens up to that position.
     """
 
-    __slots__ = ("_words", "digests", "salt", "tokens")
+    __slots__ = ("_words", "digests", "identity", "tokens")
 
-    def __init__(self, prompt: Sequence[int], salt: str | None, num_outputs: int) -> None:
+    def __init__(self, prompt: Sequence[int], identity: Identity, num_outputs: int) -> None:
         tokens = list(prompt)
-        digest = _salt_seed(salt)
+        digest = _seed(identity)
         digests = []
         for position in range(len(prompt) + num_outputs):
             if position == len(tokens):
@@ -94,7 +97,7 @@ class Stream:
             digest = mix64(digest ^ tokens[position])
             digests.append(digest)
         self.tokens = tokens
-        self.salt = salt
+        self.identity = identity
         self.digests: Words = np.array(digests, dtype=np.uint64)
         self._words: dict[tuple[int, int], Words] = {}
 
@@ -111,6 +114,6 @@ class Stream:
 
 
 @functools.lru_cache(maxsize=2048)
-def stream(prompt: tuple[int, ...], salt: str | None, num_outputs: int) -> Stream:
+def stream(prompt: tuple[int, ...], identity: Identity, num_outputs: int) -> Stream:
     """The stream of a request; cached, for prompts return again and again."""
-    return Stream(prompt, salt, num_outputs)
+    return Stream(prompt, identity, num_outputs)

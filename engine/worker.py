@@ -200,7 +200,7 @@ class Worker:
         """The stream of the tokens that the rank has: the request's own, unless it was misled."""
         if view.tokens[:end] == view.stream.tokens[:end]:
             return view.stream
-        return stream(tuple(view.tokens[:end]), view.stream.salt, 0)
+        return stream(tuple(view.tokens[:end]), view.stream.identity, 0)
 
     def _write(
         self, layer: int, whole: int, table: Table, start: int, end: int, followed: Stream

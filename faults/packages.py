@@ -32,7 +32,7 @@ class Package:
 
 PACKAGES: tuple[Package, ...] = (
     Package("full-hit", "prompts return: found locally, outside, in both, or with output"),
-    Package("tenants", "prompts return under another cache salt"),
+    Package("tenants", "prompts return under another cache salt, or with another adapter"),
     Package(
         "delay",
         "transfers stay open and complete later, per request and rank, in any order",

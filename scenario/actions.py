@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from kvconform.scenario.codec import decode, encode
 from kvconform.scenario.errors import UsageError
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import Prompt
 
 Direction = Literal["load", "save", "route", "any"]
@@ -38,6 +39,7 @@ class Arrive(Action):
         engine: which engine, modulo the number of engines. Where prefill and decode are apart,
             which of those that decode.
         priority: the lower, the sooner, where the shape's policy is ``priority``.
+        adapter: the LoRA adapter that it runs with, which makes its KV different too.
     """
 
     do: ClassVar[str] = "arrive"
@@ -46,6 +48,12 @@ class Arrive(Action):
     salt: str | None = None
     engine: int = 0
     priority: int = 0
+    adapter: str | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Whose KV it is."""
+        return Identity(self.salt, self.adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ class Tick(Action):
 
 @dataclass(frozen=True, slots=True)
 class Lose(Action):
-    """The k-th most recent request on its way from prefill to decode is lost: its client is gone."""
+    """The k-th most recent request on its way to its decoder is lost: its client is gone."""
 
     do: ClassVar[str] = "lose"
     handover: int = 0

@@ -53,7 +53,7 @@ class Content(Check):
         elif what == "other-tenant":
             self.fail(
                 event, what, rule="KVC-504", where=_WHERE, got=got,
-                expected=f"KV of the salt {self.ledger.requests[event.request or ''].salt!r}",
+                expected=f"KV of {self.ledger.requests[event.request or ''].identity}",
                 why="one tenant's KV is served to another",
             )  # fmt: skip
         elif (

@@ -143,7 +143,7 @@ class OutputFollows(Check):
 
         if name not in self.expected:
             facts = self.ledger.requests[name]
-            whole = stream(facts.prompt.tokens, facts.salt, facts.max_tokens).tokens
+            whole = stream(facts.prompt.tokens, facts.identity, facts.max_tokens).tokens
             self.expected[name] = whole[facts.prompt.num_tokens :]
         return self.expected[name]
 

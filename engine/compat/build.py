@@ -8,6 +8,7 @@ import inspect
 import itertools
 import json
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from vllm.config import (
 )
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
@@ -35,6 +37,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 
@@ -317,11 +320,18 @@ def _hasher(block_size: int) -> Any:
     return get_request_block_hasher(block_size, sha256)
 
 
+@functools.lru_cache(maxsize=256)
+def _adapter(name: str | None) -> LoRARequest | None:
+    if name is None:
+        return None
+    return LoRARequest(name, 1 + zlib.crc32(name.encode()) % 10_000, "never-read")
+
+
 def build_request(
     request_id: str,
     prompt: tuple[int, ...],
     max_tokens: int,
-    salt: str | None,
+    identity: Identity,
     block_size: int,
     *,
     priority: int = 0,
@@ -344,7 +354,8 @@ def build_request(
             pooling_params=None,
             eos_token_id=None,
             arrival_time=float(next(_arrivals)),  # any increasing number: order decides, not time
-            cache_salt=salt,
+            cache_salt=identity.salt,
+            lora_request=_adapter(identity.adapter),
             block_hasher=_hasher(block_size),
         )
     )

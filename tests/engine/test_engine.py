@@ -12,6 +12,7 @@ from kvconform.engine.cluster import Cluster
 from kvconform.engine.world import World
 from kvconform.scenario.actions import Abort, Action, Arrive, Reset, Step
 from kvconform.scenario.errors import UsageError
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
@@ -89,7 +90,7 @@ def test_aborts_come_between_execute_and_update() -> None:
 
 def test_a_block_is_poisoned_when_it_changes_hands_and_not_when_it_is_freed() -> None:
     cluster = Cluster(target(Nothing), Shape(), World(), Trace())
-    cluster.arrive(Prompt(0, 32), 1, None, 0)
+    cluster.arrive(Prompt(0, 32), 1, Identity(), 0)
     engine = cluster.engines[0]
     memory = engine.memory
     while engine.step():
@@ -97,7 +98,7 @@ def test_a_block_is_poisoned_when_it_changes_hands_and_not_when_it_is_freed() ->
     used = [b for b, owner in enumerate(memory.owners) if owner == "r0"]
     kept = memory.words[0][:, used].copy()
     assert memory.computed[used[0]].all()  # freed, and still a valid local hit
-    cluster.arrive(Prompt(0, 40), 1, None, 0)
+    cluster.arrive(Prompt(0, 40), 1, Identity(), 0)
     engine.step()
     assert (memory.words[0][:, used[:2]] == kept[:, :2]).all()
     before = list(memory.epochs)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from kvconform.engine.oracle import poison, stream, unpoison, words_of
+from kvconform.scenario.identity import Identity
 
 
 def test_kv_follows_from_the_prefix() -> None:
-    a, b = stream((5, 6, 7, 8), None, 0), stream((5, 6, 9, 8), None, 0)
+    a, b = stream((5, 6, 7, 8), Identity(), 0), stream((5, 6, 9, 8), Identity(), 0)
     assert np.array_equal(a.words(0, 0)[:2], b.words(0, 0)[:2])
     assert not (a.words(0, 0)[2:] == b.words(0, 0)[2:]).any()  # also where the token is the same
 
 
 def test_kv_follows_from_identity_layer_and_head() -> None:
-    plain, salted = stream((5, 6), None, 0), stream((5, 6), "a", 0)
+    plain, salted = stream((5, 6), Identity(), 0), stream((5, 6), Identity("a"), 0)
     assert not (plain.words(0, 0) == salted.words(0, 0)).any()
     assert not (plain.words(0, 0) == plain.words(1, 0)).any()
     assert not (plain.words(0, 0) == plain.words(0, 1)).any()
@@ -28,8 +29,8 @@ def test_words_are_finite_normal_floats() -> None:
 
 
 def test_output_is_known_in_advance() -> None:
-    whole = stream((5, 6, 7), None, 4)
-    again = stream(tuple(whole.tokens[:5]), None, 2)
+    whole = stream((5, 6, 7), Identity(), 4)
+    again = stream(tuple(whole.tokens[:5]), Identity(), 2)
     assert whole.tokens == again.tokens
     assert whole.next_token(3) == whole.tokens[3]
 
@@ -37,4 +38,4 @@ def test_output_is_known_in_advance() -> None:
 def test_poison_tells_where_it_came_from() -> None:
     (word,) = poison(2, [77], [5])
     assert unpoison(int(word)) == (2, 77, 5)
-    assert unpoison(int(stream((5, 6), None, 0).words(0, 0)[0, 0])) is None
+    assert unpoison(int(stream((5, 6), Identity(), 0).words(0, 0)[0, 0])) is None
