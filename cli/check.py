@@ -7,7 +7,9 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from kvconform import __version__
@@ -18,7 +20,7 @@ from kvconform.conformance.report import report, rule_data, rules_data, run_data
 from kvconform.conformance.verdict import exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
 from kvconform.faults.packages import select
-from kvconform.reports import crash, terminal
+from kvconform.reports import crash, junit, terminal
 from kvconform.scenario.errors import UsageError
 
 
@@ -32,7 +34,13 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     if options.examples < 1:
         raise UsageError(f"--examples must be at least 1, got {options.examples}.")
     level = parse.level(options.level, LEVELS)
-    crash.make_folder(Path(options.report))  # before minutes of work could be lost
+    # Before minutes of work could be lost.
+    crash.make_folder(Path(options.report))
+    if options.junit:
+        junit.prepare(Path(options.junit))
+    allure = _allure() if options.allure else None
+    if allure is not None:
+        allure.make_folder(Path(options.allure))
     if options.profile is not None:
         find_profile(options.profile)
     wanted = Options(
@@ -95,7 +103,70 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         print(_coverage(checked.coverage), file=out)
     if options.json:
         write_json(report(checked, __version__, command, paths), options.json)
+    if options.junit:
+        junit.write(as_data(checked, paths), Path(options.junit))
+    if allure is not None:
+        allure.write(as_data(checked, paths), Path(options.allure))
     return exit_code(checked.verdict, strict=options.strict, killed=bool(checked.deaths))
+
+
+def as_data(checked: Checked, paths: Mapping[str, str]) -> dict[str, Any]:
+    """A check as JSON data, with all that test reports show (see ``reports/outcome.py``)."""
+    target, options = checked.target, checked.options
+    return {
+        "target": target.name,
+        "profile": checked.verdict.profile.name,
+        "vllm": checked.vllm,
+        "seconds": checked.progress.seconds,
+        "options": {
+            "level": options.level,
+            "seed": options.seed,
+            "examples": options.examples,
+            "faults": ",".join(sorted(options.faults)),
+            "shape": dict(options.shape),
+            "role": target.role,
+            "extra": dict(target.extra),
+        },
+        "rules": [
+            {
+                **rule_data(verdict.rule),
+                "result": verdict.result,
+                "reached": verdict.reached,
+                "reason": verdict.reason,
+                "faults": [
+                    {
+                        "violation": finding.violation.to_json(),
+                        "scenario": finding.scenario.to_json(),
+                        "events": [e.to_json() for e in finding.trace or ()],
+                        "path": paths.get(finding.violation.fingerprint.id),
+                        "runs": finding.runs,
+                        "confirmed": finding.confirmed,
+                    }
+                    for finding in verdict.findings
+                ],
+            }
+            for verdict in checked.verdict.rules
+        ],
+        "deaths": [
+            terminal.death(death, paths.get(f"death-{index}"))
+            for index, death in enumerate(checked.deaths)
+        ],
+    }
+
+
+def _allure() -> ModuleType:
+    """The module that writes Allure results.
+
+    Raises:
+        UsageError: what it needs is not installed.
+    """
+    try:
+        from kvconform.reports import allure
+    except ImportError:
+        raise UsageError(
+            "--allure needs allure-pytest: install it with pip install 'kvconform[allure]'."
+        ) from None
+    return allure
 
 
 def store(checked: Checked, folder: Path) -> dict[str, str]:

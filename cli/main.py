@@ -68,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--json", metavar="FILE", help="write the JSON report; '-' for standard output"
     )
+    check.add_argument("--junit", metavar="FILE", help="write JUnit XML")
+    check.add_argument("--allure", metavar="DIR", help="write Allure results into this folder")
 
     replay = commands.add_parser("replay", help="play a crash file again")
     replay.add_argument("crash", metavar="ID|FILE")
