@@ -16,6 +16,15 @@ from kvconform.scenario.violation import Side, is_rule_id
 APART = frozenset({"handover", "expire", "peer-gone"})
 """Packages that act where prefill and decode are apart."""
 
+RETURN = frozenset({"full-hit", "tenants", "reset", "handover"})
+"""Packages in which a prompt comes that another request had."""
+
+LATE = frozenset({"delay", "expire", "peer-gone"})
+"""Packages that keep transfers open."""
+
+FAILING = frozenset({"fail-load", "expire", "peer-gone"})
+"""Packages in which loads fail."""
+
 HITS = frozenset({"full-hit", "tenants", "preempt", "tight-pool", "reset", *APART})
 """Packages after which something may be found outside: prompts return, or preempted requests do, or
 another engine has prefilled them."""
@@ -136,7 +145,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-101", "a lookup never promises less than nothing",
         "get_num_new_matched_tokens answers at least 0.",
         _S, "a lookup for a prompt that shares a block with an earlier one",
-        packages=frozenset({"full-hit", "tenants"}),
+        packages=RETURN,
         source="v1/core/sched/scheduler.py schedule: num_external_computed_tokens is added to the "
         "local count without a check",
         incidents=("B-041",),
@@ -147,7 +156,7 @@ RULES: tuple[Rule, ...] = (
         "Local plus promised tokens do not exceed the request's tokens; a synchronous load leaves "
         "at least one token to compute.",
         _S, "a lookup for a prompt that was seen whole before",
-        packages=frozenset({"full-hit", "tenants"}),
+        packages=RETURN,
         source="v1/core/sched/scheduler.py schedule: assert num_computed_tokens <= "
         "request.num_tokens; assert num_new_tokens > 0",
         incidents=("B-042", "B-196", "B-186"),
@@ -157,7 +166,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-103", "nothing to load is never asynchronous",
         "When the promise is 0 the second element of the answer is False.",
         _S, "a lookup that answers 0 for a prompt that was seen before",
-        packages=frozenset({"full-hit", "tenants"}),
+        packages=RETURN,
         source="v1/core/sched/scheduler.py schedule: assert num_external_computed_tokens > 0",
         incidents=("B-144",),
         help="Decide for asynchronous loading only after the number of tokens is known.",
@@ -249,7 +258,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-303", "each rank reports a transfer once",
         "Per direction, every rank reports a request once for each load or send.",
         _W, "a completion after a transfer had been held open",
-        packages=frozenset({"delay"}), features=_ASYNC | _ORDERS,
+        packages=LATE, features=_ASYNC | _ORDERS,
         source="distributed/kv_transfer/kv_connector/utils.py KVOutputAggregator: reports are "
         "counted, not ranks",
         incidents=("B-058", "B-060", "B-172", "B-191"),
@@ -260,7 +269,7 @@ RULES: tuple[Rule, ...] = (
         "A request that ends while it waits for remote KV is completed exactly once in all: "
         "finished_recving, or finished_sending if request_finished answered True.",
         _W, "a request that ended while it was loading",
-        packages=frozenset({"abort", "fail-load"}), features=_ASYNC,
+        packages=FAILING | {"abort"}, features=_ASYNC,
         source="v1/core/sched/scheduler.py finish_requests (delay_free_blocks), "
         "_update_from_kv_xfer_finished",
         incidents=("B-002", "B-154", "B-067"),
@@ -270,7 +279,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-305", "sends pair with request_finished",
         "finished_sending names exactly the requests whose request_finished answered True.",
         _W, "a request that ended after a transfer had been held, or a client had aborted",
-        packages=frozenset({"delay", "abort"}), features=_ASYNC,
+        packages=LATE | {"abort"}, features=_ASYNC,
         source="v1/core/sched/scheduler.py _free_blocks: assert request.is_finished()",
         incidents=("B-001", "B-153", "B-183"),
         help="Report a send only for ids whose request_finished you answered with True.",
@@ -280,7 +289,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-401", "no byte moves after the blocks changed hands",
         "A transfer reads and writes its blocks only while they belong to its request.",
         _W, "a transfer that moved after it had been held open",
-        packages=frozenset({"delay"}), features=_ORDERS,
+        packages=LATE, features=_ORDERS,
         source="v1/core/sched/scheduler.py _free_request_blocks; v1/base.py request_finished",
         incidents=("B-003", "B-099", "B-137", "B-189"),
         help="Report completion only when the transport has let go of the blocks, and answer True "
@@ -290,7 +299,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-402", "blocks come back",
         "After everything has ended no request is kept and all blocks are free.",
         "composition", "a drain after an abort, a held transfer or a failed load",
-        packages=frozenset({"abort", "delay", "fail-load"}), features=_ASYNC,
+        packages=LATE | {"abort", "fail-load"}, features=_ASYNC,
         source="v1/core/sched/scheduler.py has_finished_requests",
         incidents=("B-063", "B-067", "B-111", "B-112", "B-184"),
         help="Each True from request_finished needs its finished_sending, on every rank.",
@@ -345,7 +354,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-601", "failed loads are reported",
         "Each block that could not be loaded is reported no later than the completion of its load.",
         _W, "a load failed",
-        packages=frozenset({"fail-load"}), features=frozenset({"load-failure", "orders"}),
+        packages=FAILING, features=frozenset({"load-failure", "orders"}),
         source="v1/base.py get_block_ids_with_load_errors",
         incidents=("B-134", "B-070", "B-195", "B-026"),
         help="Return the block ids from get_block_ids_with_load_errors in the step of the load, or "
@@ -356,7 +365,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-602", "only own blocks are reported as failed",
         "Reported block ids belong to a load of that step or to one that is still open.",
         _W, "a failed load was reported",
-        packages=frozenset({"fail-load"}), features=frozenset({"load-failure", "orders"}),
+        packages=FAILING, features=frozenset({"load-failure", "orders"}),
         source="v1/core/sched/scheduler.py _update_requests_with_invalid_blocks: every request "
         "that holds the block is rolled back",
         incidents=("B-047",),

@@ -56,8 +56,9 @@ class BlocksComeBack(Check):
         self._disturbed = False
 
     def on_action(self, event: Event) -> None:
-        do = event.data["action"]["do"]
-        if do in ("abort", "hold", "fail") and event.data["effect"]:
+        action = event.data["action"]
+        held = action["do"] == "hold" and action.get("direction") != "route"
+        if (held or action["do"] in ("abort", "fail", "lose", "cut")) and event.data["effect"]:
             self._disturbed = True
 
     def on_drain(self, event: Event) -> None:

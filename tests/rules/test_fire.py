@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvconform.conformance.check import Options, check_connector
-from kvconform.conformance.rules import BY_ID, RULES
+from kvconform.conformance.rules import APART, BY_ID, RULES
 from kvconform.faults.packages import NAMES
 from kvconform.scenario.violation import Side
 from tests.rules.targets import ASCEND, wrong_target
@@ -29,7 +29,8 @@ EXAMPLES = 24
 
 def options(rule_id: str) -> Options:
     """A short check with the packages that provoke the rule, and those that they build on."""
-    faults, shape = BY_ID[rule_id].packages | LOADS, SHAPES.get(rule_id, {})
+    packages, shape = BY_ID[rule_id].packages, SHAPES.get(rule_id, {})
+    faults = APART | {"full-hit"} if packages <= APART else packages - APART | LOADS
     return Options(faults=faults, shape=shape, examples=EXAMPLES, seed=1, shrink_runs=5)
 
 
