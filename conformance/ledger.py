@@ -9,11 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvconform.conformance.prefixes import Prefixes
 from kvconform.scenario.actions import Arrive, action_from_json
 from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.shape import Shape
-from kvconform.scenario.trace import Event
+from kvconform.scenario.trace import Event, Kind
 
 LOADING = "WAITING_FOR_REMOTE_KVS"
 
@@ -104,26 +105,35 @@ class Ledger:
         self._connector_event = False
         self._computed: dict[str, int] = {}
         self._asked: dict[str, int] = {}
+        self._prefixes = Prefixes()
+        # Before and after the checks; looked up once, for most events are of no interest here.
+        self._before = {k: getattr(self, f"_{k}") for k in Kind if hasattr(self, f"_{k}")}
+        self._after = {
+            k: getattr(self, f"_after_{k}") for k in Kind if hasattr(self, f"_after_{k}")
+        }
+        self._current: dict[str, Facts] = {}
+        """Those that a scheduler knows, or that something is owed for: what a look costs must not
+        grow with the run."""
         if shape.num_blocks <= 20:
             self.faults["tight-pool"] += 1
 
     def open_requests(self) -> list[Facts]:
         """Requests for which a completion is owed."""
-        return [f for f in self.requests.values() if f.open]
+        return [f for f in self._current.values() if f.open]
 
     def alive(self) -> list[Facts]:
         """Requests that no scheduler has forgotten."""
-        return [f for f in self.requests.values() if f.status is not None]
+        return [f for f in self._current.values() if f.status is not None]
 
     def hear(self, event: Event) -> None:
         """Take an event in, before the checks see it."""
-        handler = getattr(self, f"_{event.kind.value}", None)
+        handler = self._before.get(event.kind)
         if handler is not None:
             handler(event)
 
     def settle(self, event: Event) -> None:
         """Take an event in, after the checks have judged it against what was before."""
-        handler = getattr(self, f"_after_{event.kind.value}", None)
+        handler = self._after.get(event.kind)
         if handler is not None:
             handler(event)
 
@@ -134,7 +144,7 @@ class Ledger:
         if not data["effect"]:
             return
         do = data["action"]["do"]
-        states = {str(f.status) for f in self.requests.values() if f.status}
+        states = {str(f.status) for f in self._current.values() if f.status}
         if event.request is not None and do == "abort":
             states = {str(self.requests[event.request].status)}
         for state in states or {"-"}:
@@ -182,14 +192,10 @@ class Ledger:
         self.world_version += 1
 
     def _enter(self, facts: Facts) -> None:
-        mine = facts.prompt.tokens
-        for other in self.requests.values():
-            shared = _shared(mine, other.prompt.tokens)
-            if other.identity == facts.identity:
-                facts.known = max(facts.known, shared)
-            else:
-                facts.foreign = max(facts.foreign, shared)
-        self.requests[facts.name] = facts
+        tokens = facts.prompt.tokens
+        facts.known, facts.foreign = self._prefixes.shared(tokens, facts.identity)
+        self._prefixes.add(tokens, facts.identity)
+        self.requests[facts.name] = self._current[facts.name] = facts
 
     def _status(self, event: Event) -> None:
         assert event.request is not None
@@ -198,6 +204,7 @@ class Ledger:
             return
         facts.status = event.data["new"]
         facts.forgotten = event.data["new"] is None
+        self._let_go(facts)
         self.world_version += 1
 
     def _hook(self, event: Event) -> None:
@@ -302,7 +309,15 @@ class Ledger:
             if name in self.requests:
                 self.requests[name].sent = True
                 self.requests[name].loading = False
+        for name in event.data["recving"] | event.data["sending"]:
+            if name in self.requests:
+                self._let_go(self.requests[name])
         self.world_version += 1
+
+    def _let_go(self, facts: Facts) -> None:
+        """Nothing more happens to a forgotten request for which nothing is owed."""
+        if facts.forgotten and not facts.open:
+            self._current.pop(facts.name, None)
 
     def _after_tokens(self, event: Event) -> None:
         assert event.request is not None

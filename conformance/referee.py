@@ -46,7 +46,7 @@ class Referee:
         if event.kind is Kind.LEFT:
             self._left.append(event)
         self.ledger.hear(event)
-        for ear in self._ears[event.kind.value]:
+        for ear in self._ears[event.kind]:
             ear(event)
         self.ledger.settle(event)
 

@@ -85,7 +85,7 @@ class Engine:
         self._streams = streams
         self._halt = halt
         self._recorder = Recorder(trace, index, target.module, folder)
-        self._statuses: dict[str, str] = {}
+        self._statuses: dict[str, Any] = {}
         self._lookups: dict[str, tuple[int, bool]] = {}
         self._held: dict[str, list[int]] = {}
         self._admitted: set[str] = set()
@@ -357,12 +357,12 @@ class Engine:
 
     def _observe(self) -> None:
         """Emit every change of a request's status since the last look."""
-        now = {name: request.status.name for name, request in self.scheduler.requests.items()}
+        now = {name: request.status for name, request in self.scheduler.requests.items()}
         if now == self._statuses:
             return
         for name, status in now.items():
             old = self._statuses.get(name)
-            if old != status:
+            if old is not status:
                 self._status(name, old, status)
         for name, status in self._statuses.items():
             if name not in now:
@@ -371,12 +371,10 @@ class Engine:
                 self._lookups.pop(name, None)
         self._statuses = now
 
-    def _status(self, request: str, old: str | None, new: str | None) -> None:
-        self.trace.emit(
-            Event(
-                Kind.STATUS, self.index, self.step_number, request, None, {"old": old, "new": new}
-            )
-        )
+    def _status(self, request: str, old: Any, new: Any) -> None:
+        names = [None if status is None else status.name for status in (old, new)]
+        data = {"old": names[0], "new": names[1]}
+        self.trace.emit(Event(Kind.STATUS, self.index, self.step_number, request, None, data))
 
     def _before_alloc(self, request: Any, blocks: Any, external: int) -> None:
         """Blocks were allocated: they change hands, and what the connector promised is owed."""

@@ -85,7 +85,7 @@ class Stream:
         digests: one per position; a function of identity and of all tokens up to that position.
     """
 
-    __slots__ = ("_words", "digests", "identity", "tokens")
+    __slots__ = ("_heads", "_words", "digests", "identity", "tokens")
 
     def __init__(self, prompt: Sequence[int], identity: Identity, num_outputs: int) -> None:
         tokens = list(prompt)
@@ -100,12 +100,21 @@ class Stream:
         self.identity = identity
         self.digests: Words = np.array(digests, dtype=np.uint64)
         self._words: dict[tuple[int, int], Words] = {}
+        self._heads: dict[tuple[int, tuple[int, ...]], Words] = {}
 
     def words(self, layer: int, head: int) -> Words:
         """KV words of every position: shape ``(len(tokens), WORDS)``."""
         found = self._words.get((layer, head))
         if found is None:
             found = self._words[layer, head] = words_of(self.digests, layer, head)
+        return found
+
+    def words_of_heads(self, layer: int, heads: tuple[int, ...]) -> Words:
+        """The same for several heads: shape ``(len(heads), len(tokens), WORDS)``."""
+        found = self._heads.get((layer, heads))
+        if found is None:
+            found = np.stack([self.words(layer, head) for head in heads])
+            self._heads[layer, heads] = found
         return found
 
     def next_token(self, length: int) -> int:

@@ -69,6 +69,7 @@ class Worker:
         self.block_size = shape.block_size
         self.window = shape.window
         self.groups = compat.layer_names(shape, self.stage)
+        self.heads = tuple(memory.head(rank, local) for local in range(memory.heads))
         self.views: dict[str, View] = {}
         self._stream_of = stream_of
         self._second: Any = None
@@ -210,13 +211,13 @@ class Worker:
         if end - start == 1:  # decoding: no need for index arrays
             at: Any = (table[start // self.block_size], start % self.block_size)
             which: Any = start
+            words[at[0], :, at[1]] = followed.words_of_heads(whole, self.heads)[:, start]
         else:
             positions = np.arange(start, end)
             at = (table[positions // self.block_size], positions % self.block_size)
             which = slice(start, end)
-        for local in range(self.memory.heads):
-            head = self.memory.head(self.rank, local)
-            words[at[0], local, at[1]] = followed.words(whole, head)[which]
+            of_heads = followed.words_of_heads(whole, self.heads)[:, which]
+            words[at[0], :, at[1]] = of_heads.swapaxes(0, 1)
         if layer == 0 and self.rank == 0:
             self.memory.computed[at] = followed.digests[which]
 
@@ -229,12 +230,15 @@ class Worker:
         blocks = table[first : -(-end // size)]
         got = self.memory.words[self.rank][layer][blocks]
         offset, span = low - first * size, end - low
-        for local in range(self.memory.heads):
-            head = self.memory.head(self.rank, local)
-            flat = got[:, local].reshape(-1, got.shape[-1])[offset : offset + span]
-            want: Words = followed.words(whole, head)[low:end]
-            if not np.array_equal(flat, want):
-                index = int(np.flatnonzero((flat != want).any(axis=1))[0])
+        read = got.swapaxes(0, 1).reshape(len(self.heads), -1, got.shape[-1])
+        read = read[:, offset : offset + span]
+        want: Words = followed.words_of_heads(whole, self.heads)[:, low:end]
+        if (read == want).all():
+            return None
+        for local, flat in enumerate(read):
+            wrong = np.flatnonzero((flat != want[local]).any(axis=1))
+            if len(wrong):
+                index = int(wrong[0])
                 position = low + index
                 block = int(table[position // size])
                 actual = tuple(int(w) for w in flat[index])

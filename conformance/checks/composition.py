@@ -24,8 +24,8 @@ class ResetForgets(Check):
         if name != _HOOK or event.engine not in self._reset or event.request is None:
             return
         facts = self.ledger.requests[event.request]
-        if self.ledger.has_computed(facts):
-            return  # it may find what it saved itself
+        if facts.after or self.ledger.has_computed(facts):
+            return  # what it finds was handed over to it, or it saved that itself
         now = self.ledger.known_since_reset(facts)
         self.reached += facts.known >= self.ledger.shape.block_size > now
         promised = answer[0] if isinstance(answer, tuple) else None

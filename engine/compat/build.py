@@ -92,9 +92,14 @@ def vllm_version() -> str:
     return str(vllm.__version__)
 
 
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
 def fitting(function: Any, **kwargs: Any) -> dict[str, Any]:
     """The keyword arguments that ``function`` of the installed vLLM takes."""
-    parameters = inspect.signature(function).parameters
+    parameters = _parameters(function)
     return {k: v for k, v in kwargs.items() if k in parameters}
 
 

@@ -197,26 +197,30 @@ def attention_metadata(
         tables: per request, block ids.
         block_size: tokens per block.
     """
-    ends = np.add(starts, lengths)
-    slots = []
-    for start, end, table in zip(starts, ends, tables, strict=True):
-        positions = np.arange(start, end)
-        slots.append(table[positions // block_size] * block_size + positions % block_size)
+    firsts, counts = np.asarray(starts), np.asarray(lengths)
+    ends = firsts + counts
+    query = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query[1:])
     width = max((len(t) for t in tables), default=0)
     padded = np.zeros((len(tables), width), dtype=np.int32)
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table
-    query = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+    # Per token: its request, its position, and so its slot.
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(rows)) + (firsts - query[:-1])[rows]
+    slots = padded[rows, positions // block_size].astype(np.int64) * block_size
+    slots += positions % block_size
+    query_start_loc = torch.from_numpy(query)
     return CommonAttentionMetadata(
-        query_start_loc=query,
-        query_start_loc_cpu=query,
+        query_start_loc=query_start_loc,
+        query_start_loc_cpu=query_start_loc,
         seq_lens=torch.from_numpy(ends.astype(np.int32)),
         num_reqs=len(starts),
-        num_actual_tokens=int(sum(lengths)),
-        max_query_len=int(max(lengths, default=0)),
-        max_seq_len=int(max(ends, default=0)),
+        num_actual_tokens=len(rows),
+        max_query_len=max(lengths, default=0),
+        max_seq_len=int(ends.max(initial=0)),
         block_table_tensor=torch.from_numpy(padded),
-        slot_mapping=torch.from_numpy(np.concatenate(slots).astype(np.int64)),
+        slot_mapping=torch.from_numpy(slots),
     )
 
 
