@@ -208,7 +208,7 @@ class Ledger:
         self.world_version += 1
 
     def _hook(self, event: Event) -> None:
-        if event.data["name"] == "reset_cache" and event.data["answer"] is not False:
+        if event.data["name"] == "reset_cache" and event.data["answer"] is True:
             for facts in self.requests.values():
                 # Who is still there may save what it holds; that is judged kindly.
                 facts.before_reset |= facts.status is None and facts.forgotten

@@ -19,7 +19,7 @@ class ResetForgets(Check):
 
     def on_hook(self, event: Event) -> None:
         name, answer = event.data["name"], event.data.get("answer")
-        if name == "reset_cache" and answer is not False:
+        if name == "reset_cache" and answer is True:
             self._reset.add(event.engine)
         if name != _HOOK or event.engine not in self._reset or event.request is None:
             return

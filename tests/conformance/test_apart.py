@@ -11,6 +11,7 @@ from kvconform.scenario.actions import (
     Hold,
     Lose,
     Release,
+    Reset,
     Step,
     Tick,
 )
@@ -110,3 +111,8 @@ def test_an_engine_that_cannot_be_reached_serves_nobody_and_hears_nothing() -> N
         run.drain()
         assert run.violation is None
         assert freed(run.trace, "r0") is not None
+
+
+def test_what_is_handed_over_is_not_what_a_reset_forgets() -> None:
+    actions = (Arrive(PROMPT), Step(3), Reset(connector=True, engine=1), Step(3, 1))
+    assert play(ASCEND, Scenario(APART, actions)).violation is None
