@@ -396,7 +396,7 @@ RULES: tuple[Rule, ...] = (
     # -- 8xx composition --------------------------------------------------------------------------
     Rule(
         "KVC-801", "a reset forgets",
-        "After reset_cache answered True, a lookup finds nothing of requests that had ended before.",
+        "After reset_cache answered True, a lookup finds nothing of requests that ended before.",
         _S, "a lookup, after a reset, for a prompt that only requests before it had",
         packages=frozenset({"reset"}), features=frozenset({"reset"}),
         source="v1/core/sched/scheduler.py reset_connector_cache; called after an update of the "

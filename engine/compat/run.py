@@ -96,9 +96,9 @@ def rank_scope(
             yield
     finally:
         kv_transfer_state._KV_CONNECTOR_AGENT = agent
-        for name, group in saved.items():
+        for name, before in saved.items():
             if hasattr(parallel_state, name):
-                setattr(parallel_state, name, group)
+                setattr(parallel_state, name, before)
 
 
 class _SecondRunner(ActiveKVConnector):
