@@ -1,7 +1,8 @@
-"""Many seeds of one target, and what all of them say together: ``python benchmarks/soak.py ascend``.
+"""Many seeds of one target, and what all of them say together.
 
-Counts *checked* steps: those that scheduled a token or carried a connector event. Exits with 0 when
-no seed accuses the target, no core rule is vacuous, and the steps asked for were reached.
+``python benchmarks/soak.py ascend`` counts *checked* steps: those that scheduled a token or carried
+a connector event. Exits with 0 when no seed accuses the target, no core rule is vacuous, and the
+steps asked for were reached.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from kvconform.cli import options as parse
 from kvconform.conformance.check import LEVELS, Checked, Options, check_connector
 from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.report import report, rule_data, rules_data, run_data
-from kvconform.conformance.verdict import exit_code
+from kvconform.conformance.verdict import EXIT_HARNESS, exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
 from kvconform.faults.packages import select
 from kvconform.reports import crash, junit, terminal
@@ -85,7 +85,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     print(
         terminal.summary(
             title,
-            "killed" if checked.deaths else checked.verdict.result,
+            _result(checked),
             rules_data(checked, paths),
             run_data(checked, command),
             checked.features,
@@ -108,6 +108,15 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     if allure is not None:
         allure.write(as_data(checked, paths), Path(options.allure))
     return exit_code(checked.verdict, strict=options.strict, killed=bool(checked.deaths))
+
+
+def _result(checked: Checked) -> str:
+    """The verdict in a word or two."""
+    if checked.deaths:
+        return "killed"
+    if exit_code(checked.verdict) == EXIT_HARNESS:
+        return "nondeterministic: a fault was seen, and not again when its scenario was replayed"
+    return checked.verdict.result
 
 
 def as_data(checked: Checked, paths: Mapping[str, str]) -> dict[str, Any]:
@@ -185,7 +194,9 @@ def store(checked: Checked, folder: Path) -> dict[str, str]:
             paths[finding.violation.fingerprint.id] = str(crash.write(stored, folder))
     for index, death in enumerate(checked.deaths):
         if death.scenario is not None:
-            path = crash.write_death(checked.target, death.scenario, death.how, folder)
+            path = crash.write_death(
+                checked.target, death.scenario, death.how, death.hook or "process", folder
+            )
             paths[f"death-{index}"] = str(path)
     return paths
 

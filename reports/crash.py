@@ -91,10 +91,12 @@ def write(crash: Crash, folder: Path) -> Path:
     return path
 
 
-def write_death(target: Target, scenario: dict[str, Any], how: str, folder: Path) -> Path:
-    """Write the crash file of a run that took its process down; returns its path."""
+def write_death(
+    target: Target, scenario: dict[str, Any], how: str, hook: str, folder: Path
+) -> Path:
+    """Write the crash file of a run that took its process down in ``hook``; returns its path."""
     kind = {"crash": "kills its process", "hang": "hangs", "memory": "eats the memory"}[how]
-    fingerprint = Fingerprint("KVC-010", "composition", target.class_name, kind, "process")
+    fingerprint = Fingerprint("KVC-010", "composition", target.class_name, kind, hook)
     violation = Violation(fingerprint, "every hook returns", f"the target {kind}")
     return write(Crash(target, violation, Scenario.from_json(scenario)), folder)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvconform.reports.table import render, rows
+from kvconform.reports.table import action_text, render, rows
+from kvconform.scenario.actions import Action, action_to_json
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.trace import Event
 from kvconform.scenario.violation import Violation
@@ -20,6 +22,13 @@ _MARK = {
     "inconclusive": "?",
     "untested": "untested",
 }
+
+
+PROGRAM = os.environ.get("KVCONFORM_COMMAND", "kvconform")
+"""How the user started us, for commands to copy."""
+
+MOST_ACTIONS = 20
+"""Actions that are shown of a run that took its process down."""
 
 
 def fault(
@@ -63,7 +72,7 @@ def fault(
     if rule.get("help"):
         lines += _field("next move", rule["help"])
     if path:
-        lines += ["", f"  reproduce:  kvconform replay {path}"]
+        lines += ["", f"  reproduce:  {PROGRAM} replay {path}"]
     return "\n".join(lines)
 
 
@@ -81,9 +90,17 @@ def death(what: Any, path: str | None) -> str:
     for name, part in (("stacks", what.stacks.splitlines()[:20]), ("log", _tail(what.log))):
         if part:
             lines += [f"  {name}:", *(f"    {line}" for line in part)]
+    if what.scenario is not None:
+        scenario = Scenario.from_json(what.scenario)
+        lines += _field("shape", shape_text(scenario) or "default")
+        lines += ["  actions:", *(f"    {_action(a)}" for a in scenario.actions[-MOST_ACTIONS:])]
     if path:
-        lines += ["", f"  reproduce:  kvconform replay {path}"]
+        lines += ["", f"  reproduce:  {PROGRAM} replay {path}"]
     return "\n".join(lines)
+
+
+def _action(action: Action) -> str:
+    return action_text(action_to_json(action), "", True)
 
 
 def _tail(text: str, lines: int = 8) -> list[str]:
@@ -107,8 +124,8 @@ def summary(
     lines = ["", title]
     for entry in rules:
         mark = _MARK[entry["result"]]
-        if entry["result"] == "fail" and entry["id"].startswith("VLL"):
-            mark = "vLLM's"  # shown, and never held against the target
+        if entry["id"].startswith("VLL"):  # shown, and never held against the target
+            mark = {"fail": "vLLM's", "vacuous": "not met"}.get(entry["result"], mark)
         count = f"reached {entry['reached']}" if entry["reached"] else ""
         note = entry.get("reason") or count
         lines.append(f"  {entry['id']}  {mark:<9} {entry['title']:<52} {note}".rstrip())
@@ -119,10 +136,34 @@ def summary(
         f"  {run['examples']} runs, {run['steps']} steps ({run['checkedSteps']} checked), "
         f"{run['seconds']:.0f} s, level {run['level']}, seed {run['seed']}"
     )
+    if run.get("shapes"):
+        lines += _field("shapes", shapes_text(run["shapes"]), 10)
+    for message, count in run.get("refused", {}).items():
+        lines += _field("refused", f"{count} runs: {message}", 10)
     if run.get("cutShort"):
         lines.append("  the time budget ended before all examples were run")
     lines += ["", f"  {result.upper()}"]
+    open_rules = [
+        e["id"] for e in rules
+        if e["result"] in ("vacuous", "inconclusive") and not e["id"].startswith("VLL")
+    ]  # fmt: skip
+    if result == "inconclusive":
+        lines += _wrapped(
+            f"Not decided: {', '.join(open_rules)}. More --examples may reach a rule that was not; "
+            "'kvconform explain RULE' says what it takes.",
+            "  ",
+        )
     return "\n".join(lines)
+
+
+def shapes_text(shapes: Mapping[str, int]) -> str:
+    """How many runs had which shape, in a line: ``tp 1 ×120, 2 ×80; …``."""
+    fields: dict[str, list[str]] = {}
+    for pair, count in sorted(shapes.items()):
+        name, _, value = pair.partition("=")
+        fields.setdefault(name, []).append(f"{value} ×{count}")
+    shown = ("topology", "engines", "tp", "pp", "async_scheduling", "policy", "runner")
+    return "; ".join(f"{name} {', '.join(fields[name])}" for name in shown if name in fields)
 
 
 def _field(name: str, text: str, width: int = 9) -> list[str]:

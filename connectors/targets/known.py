@@ -57,5 +57,8 @@ KNOWN: tuple[Target, ...] = (
     _zoo("lease-ignored", "LeaseIgnored", "keeps blocks for ever when nobody comes (KVC-603)"),
     _zoo("exits-in-hook", "ExitsInHook", "hostile: ends its process in a hook", "hostile"),
     _zoo("crashes-in-hook", "CrashesInHook", "hostile: segmentation fault in a hook", "hostile"),
+    _zoo(
+        "eats-memory-in-hook", "EatsMemoryInHook", "hostile: takes all memory in a hook", "hostile"
+    ),
     _zoo("hangs-in-hook", "HangsInHook", "hostile: waits for ever in a hook", "hostile"),
 )

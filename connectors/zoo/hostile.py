@@ -38,6 +38,13 @@ class _Hangs(_Misbehaves):
         threading.Event().wait()
 
 
+class _EatsMemory(_Misbehaves):
+    def misbehave(self) -> None:
+        self.eaten = [bytearray(64 << 20)]
+        while True:  # touched, so that it is really taken; slowly enough to be caught
+            self.eaten.append(bytearray(os.urandom(1 << 20) * 16))
+
+
 class ExitsInHook(AscendConnector):
     """Ends its process from within a hook."""
 
@@ -54,3 +61,9 @@ class HangsInHook(AscendConnector):
     """Waits for ever for something that nobody will do."""
 
     worker_half_class = _Hangs
+
+
+class EatsMemoryInHook(AscendConnector):
+    """Takes more and more memory and never comes back."""
+
+    worker_half_class = _EatsMemory

@@ -186,12 +186,16 @@ def test_a_toml_file_is_a_target(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("exits", "died: exit code 7"), ("crashes", "died: SIGSEGV"), ("hangs", "hung")],
+    [
+        ("exits", "died: exit code 7"),
+        ("crashes", "died: SIGSEGV"),
+        ("hangs", "hung"),
+        ("eats-memory", "took too much memory"),
+    ],
 )
 def test_a_target_that_takes_its_process_down_is_named(name: str, how: str, tmp_path: Path) -> None:
-    done = kvconform(
-        "check", f"zoo:{name}-in-hook", "--level", "L1", "--hang-limit", "3s", cwd=tmp_path
-    )
+    limits = ("--hang-limit", "3s", "--memory-limit", "2g")
+    done = kvconform("check", f"zoo:{name}-in-hook", "--level", "L1", *limits, cwd=tmp_path)
     assert done.returncode == 5
     assert f"KILLED  the target's process {how}" in done.stdout
     assert "worker half: start_load_kv" in done.stdout
@@ -199,7 +203,7 @@ def test_a_target_that_takes_its_process_down_is_named(name: str, how: str, tmp_
     (path,) = (tmp_path / ".kvconform").glob("KVC-010-*.json")
     after = kvconform("replay", str(path), "--against", "ascend", cwd=tmp_path)
     assert after.returncode == 0  # the run after is clean
-    again = kvconform("replay", str(path), "--hang-limit", "3s", cwd=tmp_path)
+    again = kvconform("replay", str(path), *limits, cwd=tmp_path)
     assert again.returncode == 5
 
 

@@ -16,7 +16,8 @@ FAMILY = {
     "zoo:double-completion": "KVC-303",
     "zoo:lease-ignored": "KVC-603",
 }
-HOSTILE = {"zoo:exits-in-hook", "zoo:crashes-in-hook", "zoo:hangs-in-hook"}  # see tests/cli
+HOSTILE = {f"zoo:{what}-in-hook" for what in ("exits", "crashes", "hangs", "eats-memory")}
+"""See tests/cli."""
 
 
 def test_every_member_is_expected_somewhere() -> None:
