@@ -7,7 +7,7 @@ runs. Deterministic: equal input gives equal output.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvconform.scenario.actions import (
@@ -32,6 +32,10 @@ Fails = Callable[[Scenario], bool]
 
 MAX_RUNS = 600
 """Runs that one fingerprint may cost."""
+
+
+_NEAR_DEFAULT: Mapping[str, tuple[Any, ...]] = {"tp": (2,), "engines": (2,)}
+"""Values of the shape to try where the default does not do."""
 
 
 class _SpentError(Exception):
@@ -96,22 +100,23 @@ class Minimiser:
             size = max(1, size // 2)
 
     def _shape(self, best: Scenario) -> Iterator[Scenario]:
-        """Set each field of the shape to its default."""
+        """Set each field of the shape to its default, or to what is nearest to it."""
         for field in dataclasses.fields(Shape):
-            simple = field.default
-            if field.name == "engines" and best.shape.topology == "pd":
-                simple = 2
-            if field.name in self._fixed or getattr(best.shape, field.name) == simple:
+            if field.name in self._fixed:
                 continue
-            changes: dict[str, Any] = {field.name: simple}
-            try:
-                shape = dataclasses.replace(best.shape, **changes)
-            except ValueError:
-                continue
-            candidate = Scenario(shape, best.actions)
-            if self._try(best, candidate):
-                best = candidate
-                yield best
+            for value in (field.default, *_NEAR_DEFAULT.get(field.name, ())):
+                if getattr(best.shape, field.name) == value:
+                    break
+                changes: dict[str, Any] = {field.name: value}
+                try:
+                    shape = dataclasses.replace(best.shape, **changes)
+                except ValueError:
+                    continue
+                candidate = Scenario(shape, best.actions)
+                if self._try(best, candidate):
+                    best = candidate
+                    yield best
+                    break
 
     def _merge(self, best: Scenario) -> Iterator[Scenario]:
         """Join neighbouring steps of one engine."""
