@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,7 +86,7 @@ def shape(text: str, policy: str = "both") -> dict[str, Any]:
     if policy != "both":
         out["load_failure_policy"] = policy
     try:
-        Shape(**out)
+        Shape().fixed(out)
     except ValueError as error:
         raise UsageError(f"--shape: {error}.") from None
     return out
@@ -102,6 +103,7 @@ def _value(name: str, text: str, kind: type) -> Any:
         if not re.fullmatch(r"\d+", text):
             raise UsageError(f"--shape: {name} is a number, got {text!r}.")
         return int(text)
-    if text not in ("recompute", "fail"):
-        raise UsageError(f"--shape: {name} is recompute or fail, got {text!r}.")
+    choices = typing.get_args(typing.get_type_hints(Shape)[name])
+    if text not in choices:
+        raise UsageError(f"--shape: {name} is {' or '.join(choices)}, got {text!r}.")
     return text

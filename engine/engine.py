@@ -509,7 +509,7 @@ class Engine:
             held = getattr(scheduler, holder, None)
             if held:
                 names = [getattr(h, "request_id", str(h)) for h in held]
-                self._left(holder, names[0], f"{len(names)} entries")
+                self._left(holder, min(names), f"{len(names)} entries")
         pool = manager.block_pool
         free = pool.get_num_free_blocks()
         if free != self.shape.num_blocks - 1:

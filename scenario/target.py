@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 World = Literal["plain", "transport"]
 
+FEATURES = ("async", "load-failure", "reset", "events", "stats", "hma", "orders", "pd", "pp")
+"""What a target may have; most are found by looking at the class."""
+
 
 def _no_options() -> Mapping[str, Any]:
     return MappingProxyType({})

@@ -56,7 +56,7 @@ class LeasesRunOut(Check):
 
     def on_action(self, event: Event) -> None:
         if event.data["action"]["do"] == "tick":
-            self.reached += sum(self._deserted(f) for f in self.ledger.requests.values())
+            self.reached += sum(self._deserted(f) for f in self.ledger.alive())
 
     def on_left(self, event: Event) -> None:
         facts = self.ledger.requests.get(event.request or "")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvconform.connectors.targets.known import KNOWN
 from kvconform.scenario.codec import decode
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.shape import Shape
-from kvconform.scenario.target import Target
+from kvconform.scenario.target import FEATURES, Target
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
@@ -89,11 +90,20 @@ def with_flags(
 
 
 def checked(target: Target, where: str) -> Target:
-    """The target, if its role is one.
+    """The target, if its role, its features and its dialect are such.
 
     Raises:
-        UsageError: it is not.
+        UsageError: they are not.
     """
+    for feature in target.features:
+        if feature not in FEATURES:
+            raise UsageError(
+                f"{where}: there is no feature {feature!r}; known are {', '.join(FEATURES)}."
+            )
+    if set(target.dialect) - {"prefill", "decode"} or not all(
+        isinstance(said, Mapping) for said in target.dialect.values()
+    ):
+        raise UsageError(f"{where}: dialect has the tables 'prefill' and 'decode' and no other.")
     if target.role not in ROLES:
         raise UsageError(f"{where}: role must be one of {', '.join(ROLES)}, got {target.role!r}.")
     return target

@@ -62,6 +62,12 @@ BAD_INPUT = [
     (["check", "shape.toml"], "shape.tp: expected int, got 'a'"),
     (["check", "ascend", "--report", "/dev/null"], "Cannot make the folder /dev/null"),
     (["check", "role.toml"], "role must be one of"),
+    (["check", "features.toml"], "there is no feature 'zzz'"),
+    (["check", "dialect.toml"], "dialect has the tables"),
+    (["check", "ascend", "--junit", "/dev/null/x.xml"], "JUnit"),
+    (["check", "ascend", "--allure", "/dev/null/x"], "Cannot make the folder /dev/null/x"),
+    (["check", "example", "--shape", "topology=pd"], "needs the dialect"),
+    (["check", "ascend", "--shape", "topology=star"], "topology"),
     (["check", "ascend", "--profile", "nonsense"], "There is no profile 'nonsense'"),
     (["check", "ascend", "--level", "L9"], "There is no level 'L9'"),
     (["check", "ascend", "--faults", "nonsense"], "There is no fault package 'nonsense'"),
@@ -101,6 +107,8 @@ def test_bad_input_gets_one_sentence(
     Path("unknown.toml").write_text('cls = "a:B"\ncolour = "red"')
     Path("shape.toml").write_text('cls = "a:B"\n[shape]\ntp = "a"')
     Path("role.toml").write_text('cls = "a:B"\nrole = "boss"')
+    Path("features.toml").write_text('cls = "a:B"\nfeatures = ["zzz"]')
+    Path("dialect.toml").write_text('cls = "a:B"\n[dialect]\nprefil = {}')
     Path("broken.json").write_text("{")
     Path("other.json").write_text("[]")
     Path("half.json").write_text('{"format": 1, "target": {}, "violation": {}}')
