@@ -28,6 +28,8 @@ class Facts:
         then: of a leg that prefilled: the name of the one that decodes, once it was forwarded.
         prefills: its output goes to another engine.
         before_reset: it had ended when its engine's connector forgot all that it had stored.
+        plan_followed: its last load moved what its scheduler half had planned, into the blocks that
+            were promised; None where that cannot be seen.
         load_failed: blocks of a load of it failed.
         lost: its client went away before it was forwarded.
         known: leading tokens that an earlier prompt of the same identity shares.
@@ -69,6 +71,7 @@ class Facts:
     prefills: bool = False
     lost: bool = False
     load_failed: bool = False
+    plan_followed: bool | None = None
     before_reset: bool = False
     delivered: list[int] = field(default_factory=list)
     reports: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -90,6 +93,7 @@ class Ledger:
         world_version: changes whenever something happened that may change a lookup's answer.
         unreported: (engine, rank, block) whose load failed and was not reported yet, to whom.
         held: whether a transfer has been held open in this run.
+        saved_as_planned: no rank saved what its scheduler half had not planned.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -102,6 +106,7 @@ class Ledger:
         self.held = False
         self.steps = 0
         self.checked_steps = 0
+        self.saved_as_planned = True
         self._connector_event = False
         self._computed: dict[str, int] = {}
         self._asked: dict[str, int] = {}
@@ -259,8 +264,13 @@ class Ledger:
         assert event.rank is not None
         for block in set(event.data["blocks"]) - set(event.data["failed"]):
             self.unreported.pop((event.engine, event.rank, block), None)  # a retry moved it
-        if event.data["failed"]:
-            self.requests[event.request].load_failed = True
+        facts = self.requests[event.request]
+        facts.load_failed |= bool(event.data["failed"])
+        if event.data["direction"] == "load" and event.data["planned"] is not None:
+            whole = tuple(event.data["blocks"]) == facts.blocks
+            facts.plan_followed = event.data["planned"] and whole
+        elif event.data["direction"] == "save" and event.data["planned"] is False:
+            self.saved_as_planned = False
         for block in event.data["failed"]:
             self.unreported[event.engine, event.rank, block] = event.request
 

@@ -62,6 +62,7 @@ class TransportWorld(World):
         self._cluster: Cluster | None = None
         self._holds: list[tuple[Direction, int | None]] = []
         self._cut: set[int] = set()
+        self._planned: dict[str, set[bytes]] = {}
         self._offers: dict[tuple[str, int], tuple[int, Sequence[int], list[int]]] = {}
         self._busy = 0
         self._failures: list[_Failure] = []
@@ -145,6 +146,10 @@ class TransportWorld(World):
             self.pending.append(opened)
         else:
             self.move(opened)
+
+    def planned(self, holder: str, keys: Sequence[bytes]) -> None:
+        """A scheduler half holds keys in the store for a transfer that it plans."""
+        self._planned.setdefault(holder, set()).update(keys)
 
     def hurry(self, transport: ObedientTransport, transfer_id: str) -> None:
         """The connector waits for this transfer: it is done now."""
@@ -246,7 +251,10 @@ class TransportWorld(World):
                 opened.transport.rank,
                 {
                     "transfer": opened.name, "direction": opened.transfer.direction,
-                    "blocks": list(opened.transfer.block_ids), "opened": opened.step, **more,
+                    "blocks": list(opened.transfer.block_ids), "opened": opened.step,
+                    "planned": self._planned.get(opened.transfer.id, set())
+                    >= set(opened.transfer.keys) if opened.transfer.keys else None,
+                    **more,
                 },
             )
         )  # fmt: skip
@@ -269,6 +277,16 @@ class ObedientTransport:
     def lookup(self, keys: Sequence[bytes]) -> int | None:
         """Leading keys that can be loaded now; None when the store does not answer."""
         return self.inner.lookup(keys) if self.world.answers() else None
+
+    def pin(self, holder: str, keys: Sequence[bytes]) -> Any:
+        """Keep keys until a load that is planned has ended."""
+        self.world.planned(holder, keys)
+        return self.inner.pin(holder, keys)
+
+    def reserve(self, holder: str, keys: Sequence[bytes]) -> Any:
+        """Ask for room for a save that is planned."""
+        self.world.planned(holder, keys)
+        return self.inner.reserve(holder, keys)
 
     def submit(self, transfer: Any) -> None:
         """Open a transfer; its bytes move when the world says so. An offer moves none."""

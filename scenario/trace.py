@@ -23,8 +23,8 @@ class Kind(StrEnum):
     TOKENS = "tokens"  # tokens, finish: delivered to the client
     WRONG_KV = "wrong_kv"  # position, block, slot, layer, found, blame, ...: attention read it
     READ = "read"  # loaded, local: positions that attention read right which a connector loaded
-    OPENED = "opened"  # transfer, direction, blocks: bytes are about to move
-    MOVED = "moved"  # transfer, direction, blocks, stale, failed, source, read_stale: bytes moved
+    OPENED = "opened"  # transfer, direction, blocks, planned: bytes are about to move
+    MOVED = "moved"  # transfer, direction, blocks, planned, stale, failed, source, ...: bytes moved
     CLOSED = "closed"  # transfer, direction: the connector was told
     WIRE = "wire"  # problem, detail: metadata did not survive the way to the workers unchanged
     BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
 from kvconform.scenario.trace import Event
+from kvconform.scenario.violation import Side
 
 _WHERE = "attention"
 
@@ -67,10 +68,17 @@ class Content(Check):
             )  # fmt: skip
         else:
             self.fail(
-                event, what, where=_WHERE, got=got,
+                event, what, where=_WHERE, got=got, side=self._planner(event),
                 expected=f"the KV that the connector promised to {promised_to}",
                 why="the request computes with wrong KV: wrong tokens, without an error",
             )  # fmt: skip
+
+    def _planner(self, event: Event) -> Side | None:
+        """The scheduler half, where the ranks did what it had planned and the KV is wrong still."""
+        facts = self.ledger.requests.get(event.data["loaded_for"] or "")
+        followed = facts is not None and facts.plan_followed and self.ledger.saved_as_planned
+        misplaced = event.data["what"] in ("other-tokens", "never-computed")
+        return "scheduler half" if followed and misplaced else None
 
 
 class OnlyPromisedBlocks(Check):

@@ -21,8 +21,12 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "KVC-105": {"num_blocks": 8},  # so that requests find no room, and are looked up again
 }
 
-HALF: Mapping[str, Side] = {"KVC-010": "scheduler half", "KVC-011": "worker half"}
-"""Where a rule is owed by both halves, the one that the wrong connector has wrong."""
+HALF: Mapping[str, Side] = {
+    "KVC-010": "scheduler half",
+    "KVC-011": "worker half",
+    "KVC-501": "scheduler half",
+}
+"""Where a rule may be owed by either half, the one that the wrong connector has wrong."""
 
 EXAMPLES = 24
 
