@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         help="package.module:Class, a name from 'list targets', or a TOML file",
     )
     check.add_argument("--profile", help="profile to hold it to (see 'list profiles')")
-    check.add_argument("--level", default="L3", help="L0, L1, L2 or L3, cumulative (default L3)")
+    check.add_argument("--level", default="L3", help="L0 to L4, cumulative (default L3)")
     check.add_argument(
         "--faults", default="all", help="fault packages with commas, 'all' or 'none'"
     )

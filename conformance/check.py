@@ -25,6 +25,7 @@ LEVELS: dict[str, str] = {
     "L1": "life cycle: fixed scenarios",
     "L2": "each fault package alone",
     "L3": "chaos: all packages, drawn for each run",
+    "L4": "soak: long runs of chats, ten times as many; give it a --budget",
 }
 
 ORDERS: Mapping[str, frozenset[str]] = {

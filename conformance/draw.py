@@ -98,8 +98,9 @@ class Moves:
     It counts arrivals, so that prompts of the base traffic share nothing with any other.
     """
 
-    def __init__(self, draw: Draw, packages: frozenset[str], shape: Shape) -> None:
+    def __init__(self, draw: Draw, packages: frozenset[str], shape: Shape, chats: bool) -> None:
         self.draw = draw
+        self.chats = chats and "full-hit" in packages  # their prompts return
         self.packages = packages
         self.shape = shape
         self._fresh = 0
@@ -108,7 +109,8 @@ class Moves:
     def draw_move(self, package: str | None) -> Move:
         """A move of this package; None: base traffic."""
         if package is None:
-            return (self._stranger(), *self._steps())
+            arrive = self._turn() if self.chats else self._stranger()
+            return (arrive, *self._steps())
         move: Move = getattr(self, "_" + package.replace("-", "_"))()
         return move
 

@@ -23,13 +23,12 @@ from hypothesis.stateful import (
 from kvconform.conformance.draw import Moves, shapes
 from kvconform.conformance.run import Outcome, Run
 from kvconform.conformance.steady import NAME as STEADY
+from kvconform.conformance.units import MOVES
 from kvconform.scenario.errors import RefusedError
 from kvconform.scenario.target import Target
 
-MOVES_PER_RUN = 6
 
-
-def explorer_settings(examples: int, moves: int = MOVES_PER_RUN) -> settings:
+def explorer_settings(examples: int, moves: int = MOVES) -> settings:
     """Hypothesis' settings for exploration: nothing is left to profiles or to ``CI``.
 
     No database and no shrinking: scenarios are stored and shrunk by ourselves. Equal seeds give
@@ -55,7 +54,7 @@ def suite_settings(examples: int, folder: str | None = None) -> settings:
     database: ExampleDatabase | None = DirectoryBasedExampleDatabase(folder) if folder else None
     return settings(
         max_examples=examples,
-        stateful_step_count=MOVES_PER_RUN,
+        stateful_step_count=MOVES,
         database=database,
         derandomize=False,
         print_blob=True,
@@ -73,6 +72,7 @@ def make_machine(
     *,
     features: frozenset[str] = frozenset(),
     refused: Callable[[RefusedError], None] = lambda _: None,
+    chats: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> type[RuleBasedStateMachine]:
     """A machine that explores one target.
@@ -83,6 +83,7 @@ def make_machine(
         fixed: fields of the shape that are not drawn.
         ended: hears of each run's outcome.
         features: what the target claims.
+        chats: whether the base traffic is chats, else strangers.
         refused: hears of shapes that the target does not serve.
         stop: true makes every further run an empty one (the budget is used up).
     """
@@ -97,7 +98,7 @@ def make_machine(
             if stop():
                 return
             chosen = frozenset(p for p in sorted(packages) if data.draw(st.integers(0, 3)))
-            self.moves = Moves(data.draw, chosen, shape)
+            self.moves = Moves(data.draw, chosen, shape, chats)
             try:
                 self.run = Run(target, shape)
             except RefusedError as error:
@@ -137,7 +138,9 @@ def _rule_for(package: str) -> Any:
     return rule(data=st.data())(move)
 
 
-def explore(machine: type[RuleBasedStateMachine], examples: int, number: int) -> None:
+def explore(
+    machine: type[RuleBasedStateMachine], examples: int, number: int, moves: int = MOVES
+) -> None:
     """Run a machine's examples; equal numbers give equal examples."""
-    test = get_state_machine_test(machine, settings=explorer_settings(examples))
+    test = get_state_machine_test(machine, settings=explorer_settings(examples, moves))
     seed(number)(test)()

@@ -30,6 +30,15 @@ COUNTED = ("topology", "engines", "tp", "pp", "async_scheduling", "policy", "run
            "load_failure_policy", "prefix_caching")  # fmt: skip
 """Fields of the shape that reports count."""
 
+MOVES = 6
+"""Moves of a run, of a few actions each."""
+
+LONG_MOVES = 40
+"""Moves of a run of L4."""
+
+SOAK_PARTS = 10
+"""L4 is cut into so many parts, each with as many runs as all of L3."""
+
 UnitKind = Literal["static", "life-cycle", "explore", "settle", "play"]
 
 
@@ -44,6 +53,8 @@ class Unit:
         level: what it belongs to, for progress.
         packages: fault packages that its runs may use.
         examples: runs.
+        moves: moves of a run.
+        chats: whether its base traffic is chats, else strangers.
         seed: of the exploration.
         scenario: of ``settle`` and ``play``, as JSON.
         fingerprint: of ``settle``.
@@ -54,6 +65,8 @@ class Unit:
     level: str
     packages: tuple[str, ...] = ()
     examples: int = 0
+    moves: int = MOVES
+    chats: bool = False
     seed: int = 0
     scenario: Mapping[str, Any] | None = None
     fingerprint: Fingerprint | None = None
@@ -211,7 +224,7 @@ def plan(level: int, faults: frozenset[str], examples: int, seed: int) -> list[U
     """The units of a check up to this level (as a number), the static one first.
 
     Args:
-        level: 0 to 3.
+        level: 0 to 4.
         faults: fault packages that runs may use and the world can carry out.
         examples: runs of L3.
         seed: equal seeds explore equally.
@@ -223,15 +236,20 @@ def plan(level: int, faults: frozenset[str], examples: int, seed: int) -> list[U
     if level >= 2:
         few = min(PACKAGE_EXAMPLES, max(1, examples // 10))
         units += [
-            Unit("explore", "L2", (package,), few, seed * 1000 + index)
+            Unit("explore", "L2", (package,), few, seed=seed * 1000 + index)
             for index, package in enumerate(packages)
         ]
     if level >= 3:
         sizes = [examples // PARTS + (part < examples % PARTS) for part in range(PARTS)]
         units += [
-            Unit("explore", "L3", packages, size, seed * 1000 + 500 + part)
+            Unit("explore", "L3", packages, size, seed=seed * 1000 + 500 + part)
             for part, size in enumerate(sizes)
             if size
+        ]
+    if level >= 4:
+        units += [
+            Unit("explore", "L4", packages, examples, LONG_MOVES, True, seed * 1000 + 600 + part)
+            for part in range(SOAK_PARTS)
         ]
     return units
 
@@ -271,9 +289,9 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
             has = static.features(cls, target, make_world(target.world).offers)
             machine = make_machine(
                 target, frozenset(unit.packages), job.fixed, gather.ended,
-                features=frozenset(has), refused=gather.refused, stop=spent,
+                features=frozenset(has), refused=gather.refused, stop=spent, chats=unit.chats,
             )  # fmt: skip
-            explore(machine, unit.examples, unit.seed)
+            explore(machine, unit.examples, unit.seed, unit.moves)
         case "settle":
             result.found = [_settle(job, lambda: tell(result))]
         case "play":
