@@ -49,7 +49,7 @@ def explain(rule_id: str) -> int:
         "by": ", ".join(sorted(rule.packages)),
         "needs": ", ".join(sorted(rule.features)),
         "source": rule.source,
-        "since": f"vLLM {rule.since}",
+        "since": f"vLLM {rule.since}" + (f" to {rule.until}" if rule.until else ""),
         "incidents": ", ".join(rule.incidents),
         "help": rule.help,
     }

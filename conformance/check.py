@@ -211,6 +211,7 @@ class _Check:
             findings,
             self.total.reached,
             explored=explored,
+            vllm=self.total.vllm,
         )
         self.at_work([0, 0, 0])
         return Checked(

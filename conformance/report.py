@@ -33,6 +33,7 @@ def rule_data(rule: Rule) -> dict[str, Any]:
         "source": rule.source,
         "incidents": list(rule.incidents),
         "since": rule.since,
+        "until": rule.until,
         "help": rule.help,
     }
 

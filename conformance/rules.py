@@ -7,6 +7,7 @@ package), ``incidents`` the public defects that the rule comes from.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +51,7 @@ class Rule:
         help: what to look at first.
         level: ``must``, or ``should`` (fails only under ``--strict``).
         since: first vLLM release for which it holds.
+        until: last one; empty: it still does.
     """
 
     id: str
@@ -64,16 +66,32 @@ class Rule:
     help: str = ""
     level: Level = "must"
     since: str = "0.11.0"
+    until: str = ""
 
     @property
     def family(self) -> str:
         """``KVC-3xx``."""
         return self.id[:5] + "xx"
 
+    def holds_for(self, vllm: str) -> bool:
+        """Whether it is a rule of this vLLM; of one whose version says nothing, yes."""
+        version = _release(vllm)
+        if not version:
+            return True
+        return _release(self.since) <= version and (
+            not self.until or version <= _release(self.until)
+        )
+
     @property
     def is_static(self) -> bool:
         """Whether it is judged without a run."""
         return self.id.startswith("KVC-0") and not self.packages
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """``0.32.0rc1+cpu`` as (0, 32, 0); empty when it is no version."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 _S: Side = "scheduler half"
@@ -410,6 +428,14 @@ RULES: tuple[Rule, ...] = (
         "VLL-001", "vLLM does not raise on a conformant history",
         "Whatever a connector may legally answer, the scheduler and the runner carry on.",
         _V, "any step",
+    ),
+    Rule(
+        "VLL-101", "common blocks are common",
+        "The first n blocks of every scheduled request are the same, n as the scheduler said for "
+        "cascade attention. Known to fail: V-09, 0.11.0 counts references, of which a finished "
+        "request that is being sent, or one that is loading, holds some (PR #23485).",
+        _V, "a step of which vLLM said that its requests share blocks", until="0.27.1",
+        source="0.11.0 v1/core/single_type_kv_cache_manager.py get_num_common_prefix_blocks",
     ),
     Rule(
         "VLL-102", "request_finished is called once",

@@ -84,6 +84,7 @@ def judge(
     *,
     static_done: bool = True,
     explored: bool = True,
+    vllm: str = "",
 ) -> Verdict:
     """The verdict that follows from what was seen.
 
@@ -94,6 +95,7 @@ def judge(
         reached: per rule, how often it was provoked.
         static_done: whether L0 was judged.
         explored: whether anything was run.
+        vllm: the version that it ran on.
     """
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -112,6 +114,8 @@ def judge(
             reason = f"threads of the target may still be at it: {', '.join(names)}"
         elif found:
             result, reason = "inconclusive", "seen once, and not again in a replay"
+        elif not rule.holds_for(vllm):
+            result, reason = "not_supported", f"not a rule of vLLM {vllm}"
         elif not applies(rule, profile, features):
             result = "not_supported"
             reason = "needs " + ", ".join(sorted(rule.features - (features - profile.without)))

@@ -7,6 +7,7 @@ update. Everything that crosses between scheduler and workers is pickled, as in 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -255,6 +256,7 @@ class Engine:
         self._hand_over_new_blocks(so)
         self._observe()
         self._emit_schedule(so)
+        self._emit_common(so)
         self._check_halt()
         metadata, blob = self._pack(so)
         steps = [pickle.loads(blob) for _ in self.workers]
@@ -443,6 +445,28 @@ class Engine:
                     "finished": set(so.finished_req_ids),
                     "preempted": set(getattr(so, "preempted_req_ids", None) or ()),
                 },
+            )
+        )  # fmt: skip
+
+    def _emit_common(self, so: Any) -> None:
+        """What vLLM says that all scheduled requests have in common, beside what they have.
+
+        Releases with cascade attention read the first so many blocks once, for the whole batch.
+        """
+        said = list(getattr(so, "num_common_prefix_blocks", None) or ())
+        if not any(said):
+            return
+        manager = self.scheduler.kv_cache_manager
+        tables = [manager.get_block_ids(name) for name in so.num_scheduled_tokens]
+        common = []
+        for group, count in enumerate(said):
+            columns = zip(*(table[group][:count] for table in tables), strict=False)
+            same = itertools.takewhile(lambda column: len(set(column)) == 1, columns)
+            common.append(sum(1 for _ in same))
+        self.trace.emit(
+            Event(
+                Kind.COMMON, self.index, self.step_number, None, None,
+                {"said": said, "common": common, "requests": list(so.num_scheduled_tokens)},
             )
         )  # fmt: skip
 

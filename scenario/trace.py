@@ -18,6 +18,7 @@ class Kind(StrEnum):
     ADMITTED = "admitted"  # local, external, is_async, blocks: blocks were allocated for a request
     STATUS = "status"  # old, new
     SCHEDULED = "scheduled"  # tokens {request: n}, free (blocks), finished, preempted
+    COMMON = "common"  # said, common (blocks per KV group), requests: what a batch has in common
     RAN = "ran"  # recving, sending, invalid, failed: what one rank reported in one step
     OUTPUT = "output"  # recving, sending, invalid, failed: after aggregation, before vLLM sees it
     TOKENS = "tokens"  # tokens, finish: delivered to the client

@@ -82,6 +82,26 @@ class FinishedOnce(Check):
             )  # fmt: skip
 
 
+class CommonBlocks(Check):
+    """VLL-101: the second of the two bugs that this project began with."""
+
+    rule = "VLL-101"
+
+    def on_common(self, event: Event) -> None:
+        data = event.data
+        self.reached += 1
+        for group, (said, common) in enumerate(zip(data["said"], data["common"], strict=True)):
+            if common < said:
+                self.fail(
+                    event, "not common", where="schedule",
+                    expected=f"the first {said} blocks of KV group {group} are the same in "
+                    f"{', '.join(data['requests'])}",
+                    got=f"only {common} are",
+                    why="cascade attention reads them once for all: some requests read another "
+                    "one's prefix",
+                )  # fmt: skip
+
+
 class FailedLoadsNotUsed(Check):
     """VLL-201: counts its provocation; the evidence comes to the content check."""
 
@@ -169,6 +189,7 @@ class GoesOn(Check):
 
 
 CHECKS = (
+    CommonBlocks,
     FinishedOnce,
     FailedLoadsNotUsed,
     OwnBlocks,

@@ -12,7 +12,8 @@ from kvconform.conformance import static
 from kvconform.conformance.check import ORDERS, Options, check_connector
 from kvconform.conformance.checks.engine import _ASSERTS, rule_of_assert
 from kvconform.conformance.profiles import find as find_profile
-from kvconform.conformance.rules import RULES
+from kvconform.conformance.referee import Referee
+from kvconform.conformance.rules import BY_ID, RULES
 from kvconform.conformance.run import play
 from kvconform.conformance.verdict import (
     EXIT_INCONCLUSIVE,
@@ -27,6 +28,7 @@ from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Reset, Step
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
+from kvconform.scenario.trace import Event, Kind
 
 P = Prompt(0, 17)  # one block outside: a synchronous load
 
@@ -112,3 +114,24 @@ def test_the_asserts_are_still_there(function: str, text: str, rule: str, hook: 
     assert any("assert" in line for line in lines)
     assert rule_of_assert(f"some.module:Cls.{function}", f"assert {text}") == (rule, hook)
     assert rule_of_assert("some.module:other", f"assert {text}") is None
+
+
+@pytest.mark.parametrize(
+    ("version", "holds"),
+    [("0.11.0", True), ("0.27.1+cpu", True), ("0.32.0", False), ("0.27.1rc1", True), ("dev", True)],
+)
+def test_a_rule_holds_for_a_range_of_versions(version: str, holds: bool) -> None:
+    assert BY_ID["VLL-101"].holds_for(version) is holds
+    assert not BY_ID["KVC-601"].holds_for("0.11.0")
+
+
+@pytest.mark.parametrize(("common", "rule"), [([2], None), ([1], "VLL-101")])
+def test_blocks_that_only_some_requests_have_are_not_common(
+    common: list[int], rule: str | None
+) -> None:
+    referee = Referee("Any", Shape())
+    data = {"said": [2], "common": common, "requests": ["r0", "r1"]}
+    referee.hear(Event(Kind.COMMON, 0, 1, data=data))
+    found = referee.violation
+    assert (found and found.fingerprint.rule) == rule
+    assert found is None or found.fingerprint.side == "vLLM"
