@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,8 @@ def rendered(chromium: str, url: str, profile: Path) -> str:
     return re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("major", ALLURES)
-def test_a_finding_is_shown(major: int, tmp_path: Path) -> None:
+def show(major: int, results: Path, rule: str, folder: Path) -> tuple[set[str], str]:
+    """All that Allure names, and its page on one rule."""
     needs, arguments, pattern, route = ALLURES[major]
     command = program(f"KVC_ALLURE{major}", "allure")
     for name in needs:
@@ -70,20 +71,55 @@ def test_a_finding_is_shown(major: int, tmp_path: Path) -> None:
     if not version.startswith(f"{major}."):
         pytest.skip(f"{command} is Allure {version}: name Allure {major} by KVC_ALLURE{major}")
     chromium = program("KVC_CHROMIUM", *CHROMIUM)
-
-    allure.write(made.everything(), tmp_path / "results")
-    report = tmp_path / "report"
-    run(command, *arguments, str(tmp_path / "results"), "--single-file", "-o", str(report))
+    report = folder / "report"
+    run(command, *arguments, str(results), "--single-file", "-o", str(report))
     page = report / "index.html"
     names = {
         json.loads(base64.b64decode(data))["name"].split()[0]: uid
         for uid, data in re.findall(pattern, page.read_text("utf-8"))
     }
-    assert names.keys() == made.STATUSES.keys()
+    return set(names), rendered(
+        chromium, f"{page.as_uri()}{route}{names[rule]}", folder / "profile"
+    )
 
-    shown = rendered(chromium, f"{page.as_uri()}{route}{names['KVC-302']}", tmp_path / "profile")
+
+@pytest.mark.parametrize("major", ALLURES)
+def test_a_finding_is_shown(major: int, tmp_path: Path) -> None:
+    allure.write(made.everything(), tmp_path / "results")
+    names, shown = show(major, tmp_path / "results", "KVC-302", tmp_path)
+    assert names == set(made.STATUSES)
     for words in ("KVC-302 title of KVC-302", "expected: nothing of the kind", *made.STEPS):
         assert words in shown
     assert "reproduce: kvconform replay .kvconform/KVC-302-" in shown
     assert "&lt;b id=" in shown, "markup is shown"
     assert '<b id="raw"' not in shown, "and nowhere obeyed"
+
+
+@pytest.fixture(scope="module")
+def of_the_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of the suite on a wrong connector."""
+    folder = tmp_path_factory.mktemp("suite")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs",
+            "kvconform.conformance.suite", "--kvc-target=zoo:full-hit-report", "--kvc-level=L1",
+            "-n", "2", "--alluredir", "results",
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    return folder / "results"
+
+
+@pytest.mark.parametrize("major", ALLURES)
+def test_the_suites_results_are_shown(major: int, of_the_suite: Path, tmp_path: Path) -> None:
+    names, shown = show(major, of_the_suite, "KVC-302", tmp_path)
+    assert {"KVC-302", "VLL-201", "KVC-801"} <= names
+    assert "only finished or waiting requests are received" in shown
+    assert "kvconform replay .kvconform/KVC-302-" in shown
+    assert "arrive r0 prompt 0:16" in shown
