@@ -65,7 +65,7 @@ class LeasesRunOut(Check):
                 event,
                 "kept for ever",
                 expected=f"finished_sending for {facts.name} when its lease is over",
-                got=f"{facts.name} is still kept after a day",
+                got=f"{facts.name} is still kept after a year",
                 why="its blocks never come back",
                 where="get_finished: finished_sending",
             )
