@@ -111,7 +111,7 @@ def judge(
         elif any(f.confirmed for f in found):
             names = sorted({n for f in found for n in f.violation.unsettled})
             result = "inconclusive"
-            reason = f"threads of the target may still be at it: {', '.join(names)}"
+            reason = f"what may still set it right cannot be seen: {', '.join(names)}"
         elif found:
             result, reason = "inconclusive", "seen once, and not again in a replay"
         elif not rule.holds_for(vllm):

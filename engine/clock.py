@@ -4,14 +4,20 @@ Within a run, the modules of the target see this clock instead of the real one, 
 ``time`` by module or by name. It stands still but for ``Tick`` actions, the drain, and whoever
 sleeps. A thread of the target that sleeps really waits, for a moment at most: it must not turn the
 clock on behind the scenario's back. Waits on queues, events and sockets keep real time.
+
+A target can still ask a clock that is not ours: by an import within a function, from native code,
+in another process. So it is counted whether ours was asked, and whether the target's code speaks of
+clocks at all; who does, and never asked, may have a lease that we cannot let run out.
 """
 
 from __future__ import annotations
 
+import datetime
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 EPOCH = 1_700_000_000.0
@@ -26,10 +32,12 @@ class Clock:
 
     Attributes:
         now: seconds since :data:`EPOCH`.
+        reads: how often the target asked.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.reads = 0
         self._driver = threading.get_ident()
 
     def advance(self, seconds: float) -> None:
@@ -38,6 +46,7 @@ class Clock:
 
     def read(self) -> float:
         """The time, as every clock of the target shows it."""
+        self.reads += 1
         return EPOCH + self.now
 
     def sleep(self, seconds: float) -> None:
@@ -79,7 +88,42 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "perf_counter_ns": _reader(time.perf_counter_ns, 10**9),
     "sleep": _sleep,
 }
-_REPLACEMENTS = {getattr(time, name): function for name, function in _FUNCTIONS.items()}
+
+
+class _DateTime(datetime.datetime):
+    """Stands for the class ``datetime``: its now is ours."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> _DateTime:
+        clock = active
+        return super().now(tz) if clock is None else cls.fromtimestamp(clock.read(), tz)
+
+    @classmethod
+    def utcnow(cls) -> _DateTime:
+        return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    @classmethod
+    def today(cls) -> _DateTime:
+        return cls.now()
+
+
+class _DateTimes:
+    """Stands for the module ``datetime``."""
+
+    datetime = _DateTime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(datetime, name)
+
+
+_REPLACEMENTS: dict[Any, Any] = {
+    getattr(time, name): function for name, function in _FUNCTIONS.items()
+}
+_CLOCKS = frozenset(
+    {*_FUNCTIONS, "datetime", "now", "Timer", "call_later", "sched", "clock", "clock_gettime",
+     "Popen", "Process", "timeout"}
+)  # fmt: skip
+"""Names by which code speaks of time, or of processes that have a time of their own."""
 
 
 class _Time:
@@ -90,7 +134,9 @@ class _Time:
 
 
 _time = _Time()
+_REPLACEMENTS |= {time: _time, datetime: _DateTimes(), datetime.datetime: _DateTime}
 _seen: set[str] = set()
+_speaks: dict[str, bool] = {}
 
 
 def packages_of(cls: type) -> frozenset[str]:
@@ -125,10 +171,54 @@ def redirect(packages: Iterable[str]) -> None:
         if name in _seen or not (name in names or name.startswith(prefixes)):
             continue
         _seen.add(name)
-        for key, value in list(vars(sys.modules[name]).items()):
-            if value is time:
-                setattr(sys.modules[name], key, _time)
-            elif callable(value) and getattr(value, "__module__", "") == "time":
-                replacement = _REPLACEMENTS.get(value)
-                if replacement is not None:
-                    setattr(sys.modules[name], key, replacement)
+        module = sys.modules[name]
+        for key, value in list(vars(module).items()):
+            if _is_clock(value):
+                setattr(module, key, _REPLACEMENTS[value])
+        for function in _functions(module):
+            _speaks[name] = _speaks.get(name, False) or _mentions(function.__code__)
+            if function.__defaults__:
+                function.__defaults__ = tuple(map(_ours, function.__defaults__))
+            if function.__kwdefaults__:
+                function.__kwdefaults__ = {
+                    key: _ours(value) for key, value in function.__kwdefaults__.items()
+                }
+
+
+def speaks_of_time(packages: Iterable[str]) -> bool:
+    """Whether the code of these packages, as far as it is loaded, speaks of clocks."""
+    prefixes, names = tuple(p + "." for p in packages), set(packages)
+    return any(
+        speaks for name, speaks in _speaks.items() if name in names or name.startswith(prefixes)
+    )
+
+
+def _is_clock(value: Any) -> bool:
+    try:
+        return value in _REPLACEMENTS
+    except TypeError:  # cannot be hashed
+        return False
+
+
+def _ours(value: Any) -> Any:
+    return _REPLACEMENTS[value] if _is_clock(value) else value
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The functions and methods that a module defines."""
+    for value in list(vars(module).values()):
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        inner = vars(value).values() if isinstance(value, type) else (value,)
+        for one in list(inner):
+            if isinstance(one, property):
+                one = one.fget
+            one = getattr(one, "__func__", one)
+            if isinstance(one, FunctionType):
+                yield one
+
+
+def _mentions(code: CodeType) -> bool:
+    if not _CLOCKS.isdisjoint(code.co_names):
+        return True
+    return any(_mentions(inner) for inner in code.co_consts if isinstance(inner, CodeType))

@@ -99,7 +99,8 @@ class Cluster:
         extra = self._extra()
         logs.capture(self._log)
         clock.active = self.clock
-        clock.redirect(clock.packages_of(compat.connector_class(target)))
+        self._packages = clock.packages_of(compat.connector_class(target))
+        clock.redirect(self._packages)
         try:
             for index in range(shape.engines):
                 self.engines.append(
@@ -266,7 +267,8 @@ class Cluster:
             if self._idle_since(seen):
                 break
         restless = self._be_patient() if self.live() else []
-        clean = [engine.leftovers(restless) for engine in self.engines]
+        foreign = not self.clock.reads and clock.speaks_of_time(self._packages)
+        clean = [engine.leftovers(restless, foreign) for engine in self.engines]
         if all(clean):
             for engine in self.engines:
                 self.trace.emit(Event(Kind.QUIET, engine.index, engine.step_number))

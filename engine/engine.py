@@ -95,7 +95,7 @@ class Engine:
         self._snapshot: Any = None
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[set[int]] = []
-        self._restless: list[str] = []
+        self._left_with: dict[str, Any] = {}
         self.delivered: list[Delivered] = []
         self.config = compat.build_config(target, index, None, shape, extra)
         self._configs = [
@@ -519,13 +519,14 @@ class Engine:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def leftovers(self, restless: list[str]) -> bool:
+    def leftovers(self, restless: list[str], foreign_clock: bool) -> bool:
         """Emit what is left over in an engine that should be empty; True when nothing is.
 
-        ``restless``: threads of the target that may still do something about it.
+        ``restless``: threads of the target that may still do something about it;
+        ``foreign_clock``: it speaks of clocks, and never asked the one that we can move.
         """
         scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
-        self._restless = restless
+        self._left_with = {"restless": restless, "foreign_clock": foreign_clock}
         before = len(self.trace)
         for name, request in scheduler.requests.items():
             self._left("request", name, request.status.name)
@@ -557,7 +558,7 @@ class Engine:
             Event(
                 Kind.LEFT, self.index, self.step_number, owner, None,
                 {"what": what, "detail": detail, "status": self.status(owner) if owner else None,
-                 "restless": self._restless},
+                 **self._left_with},
             )
         )  # fmt: skip
 

@@ -61,7 +61,7 @@ class Violation:
         engine: index of the engine.
         step: that engine's step.
         consequence: how vLLM itself reacted, with its line, when it did.
-        unsettled: threads of the target that may still have set it right, in real time.
+        unsettled: what may still have set it right, in real time: threads of the target, a clock.
     """
 
     fingerprint: Fingerprint

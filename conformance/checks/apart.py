@@ -68,6 +68,7 @@ class LeasesRunOut(Check):
                 got=f"{facts.name} is still kept after a year",
                 why="its blocks never come back",
                 where="get_finished: finished_sending",
+                unsettled=("a clock that cannot be moved",) if event.data["foreign_clock"] else (),
             )
 
     def _deserted(self, facts: Facts) -> bool:

@@ -46,6 +46,7 @@ class Check:
         side: Side | None = None,
         rule: str | None = None,
         request: str | None = None,
+        unsettled: tuple[str, ...] = (),
     ) -> None:
         """Object to what ``event`` tells.
 
@@ -60,6 +61,7 @@ class Check:
             side: who owes it, when it is not the one that the rule names.
             rule: another rule than the check's own (one of ``also``).
             request: the request concerned, when the event does not say.
+            unsettled: what may still set it right, where we cannot see it.
         """
         rule = rule or self.rule
         self._object(
@@ -71,6 +73,6 @@ class Check:
                 request or event.request,
                 max(event.engine, 0),
                 event.step,
-                unsettled=tuple(event.data.get("restless", ())),
+                unsettled=(*event.data.get("restless", ()), *unsettled),
             )
         )

@@ -19,8 +19,11 @@ import time
 import time as clock
 from time import monotonic, sleep as nap
 
-def readings():
-    return time.time(), clock.perf_counter(), monotonic(), time.monotonic_ns() / 1e9
+from datetime import UTC, datetime
+
+def readings(now=time.time):
+    return (time.time(), clock.perf_counter(), monotonic(), time.monotonic_ns() / 1e9, now(),
+            datetime.now(UTC).timestamp(), datetime.now().timestamp())
 """
 
 
@@ -35,12 +38,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     yield found
     del sys.modules["timed"]
     clock._seen.discard("timed")
+    clock._speaks.pop("timed", None)
 
 
 def test_all_clocks_show_the_same_and_move_when_told(module: ModuleType) -> None:
     assert clock.active is not None
     before = module.readings()
-    assert len(set(before)) == 1
+    assert before == pytest.approx([before[0]] * len(before))
     clock.active.advance(61)
     assert module.readings() == pytest.approx([t + 61 for t in before])
 
@@ -63,13 +67,20 @@ def test_a_thread_that_sleeps_does_not_move_the_clock(module: ModuleType) -> Non
     assert clock.active.now == 0
 
 
-def test_outside_of_runs_time_is_real(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outside_of_runs_time_is_real(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "active", None)
     real = importlib.import_module("time")
-    now = real.time(), real.perf_counter(), real.monotonic(), real.monotonic()
+    now = (real.time(), real.perf_counter(), real.monotonic(), real.monotonic(), *[real.time()] * 3)
     assert module.readings() == pytest.approx(now, abs=60)
+
+
+def test_whether_a_clock_was_asked_and_whether_the_code_speaks_of_one(module: ModuleType) -> None:
+    assert clock.active is not None
+    assert clock.active.reads == 0
+    assert clock.speaks_of_time({"timed"})
+    module.readings()
+    assert clock.active.reads > 0
+    assert not clock.speaks_of_time({"timeless"})
 
 
 def test_what_is_the_targets() -> None:
