@@ -253,7 +253,7 @@ class Cluster:
         self.world.calm()
         self._until_idle()
         held = self.live()
-        if held and threads.mine():
+        if held and threads.company():
             self._be_patient()
             held = self.live()
         if held:
@@ -292,7 +292,7 @@ class Cluster:
 
     def _be_patient(self) -> list[str]:
         """Give the target's threads real time; names of those that may want more than that."""
-        if not threads.mine():
+        if not threads.company():
             return []
         end = time.monotonic() + threads.PATIENCE
         while time.monotonic() < end and self.live():

@@ -1,7 +1,8 @@
-"""Threads of the target: they are real, and the driver gives them the time that they need.
+"""Threads and processes of the target: they are real, and the driver gives them time.
 
 Who uses processor time is at work; who waits with a time-out keeps real time, which a scenario
-cannot move. Both are asked before anything is said about what never came.
+cannot move; what a process of its own does cannot be seen at all. All are asked before anything is
+said about what never came.
 """
 
 from __future__ import annotations
@@ -21,6 +22,25 @@ PATIENCE = 3.0
 """Seconds that threads get before it is said that something never came."""
 
 _known = {thread.ident for thread in threading.enumerate()}
+
+
+def _children() -> set[int]:
+    """Processes that this one started."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            found.update(map(int, path.read_text().split()))
+        except OSError:
+            continue  # the thread has ended
+    return found
+
+
+_known_children = _children()
+
+
+def company() -> bool:
+    """Whether anything of the target's is at work beside the hooks that are called."""
+    return bool(mine()) or _children() != _known_children
 
 
 def mine() -> list[threading.Thread]:
@@ -46,15 +66,16 @@ def settle() -> None:
 
 
 def restless() -> list[str]:
-    """Names of the target's threads that may still do something in their own time."""
+    """Names of the target's threads and processes that may still do something in their own time."""
+    processes = ["a process of its own"] if _children() - _known_children else []
     threads = mine()
     if not threads:
-        return []
+        return processes
     before = _used(threads)
     time.sleep(10 * LOOK)
     busy = {ident for ident, used in _used(threads).items() if used != before.get(ident)}
     frames = sys._current_frames()
-    return sorted(
+    return processes + sorted(
         t.name
         for t in threads
         if t.is_alive() and (t.native_id in busy or _waits_long(frames.get(t.ident or 0)))

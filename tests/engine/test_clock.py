@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -117,3 +118,11 @@ def test_a_thread_with_a_long_time_out_is_restless_and_one_without_is_not() -> N
         end.set()
         for thread in waiting:
             thread.join(60)
+
+
+def test_a_process_of_the_targets_is_company() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        assert threads.company()
+        assert "a process of its own" in threads.restless()
+        child.communicate()
+    assert "a process of its own" not in threads.restless()
