@@ -8,6 +8,7 @@ that something happens while a transfer is open.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,9 @@ from kvconform.scenario.shape import Shape
 
 Move = tuple[Action, ...]
 Draw = Callable[[SearchStrategy[Any]], Any]
+
+TIGHT = 20
+"""Blocks of a pool that counts as tight."""
 
 RARE = 1000
 """Families from here on are never drawn twice: prompts that share nothing."""
@@ -137,11 +141,12 @@ class Moves:
 
     # -- arrivals ---------------------------------------------------------------------------------
 
-    def _stranger(self) -> Arrive:
-        """A request whose prompt nobody had and nobody will have."""
+    def _stranger(self, blocks: int = 0) -> Arrive:
+        """A request whose prompt nobody had and nobody will have, of some or any length."""
         self._fresh += 1
+        length = self.shape.block_size * blocks - 4 if blocks else self.draw(lengths())
         return Arrive(
-            Prompt(RARE + self._fresh, self.draw(lengths())),
+            Prompt(RARE + self._fresh, max(1, length)),
             self.draw(st.sampled_from((1, 2, 4, 20))),
             engine=self.draw(st.integers(0, 1)),
             priority=self.draw(priorities()),
@@ -279,13 +284,14 @@ class Moves:
         return (reset, self._arrival(), *self._steps())
 
     def _tight_pool(self) -> Move:
-        if "full-hit" in self.packages and self.draw(st.booleans()):
+        tight = self.shape.num_blocks <= TIGHT
+        if tight and "full-hit" in self.packages and self.draw(st.booleans()):
             # What is found outside finds no room, and is looked up in every step.
             *before, again = self._outside_again()
             assert isinstance(again, Arrive)
             rivals = tuple(
-                Arrive(self._stranger().prompt, 20, engine=again.engine)
-                for _ in range(self.draw(st.integers(1, 3)))
+                dataclasses.replace(self._stranger(4), max_tokens=20, engine=again.engine)
+                for _ in range(self.shape.num_blocks // 4)
             )
             return (*before, *rivals, *self._through(again, 1), again,
                     *self._through(again, self.draw(st.integers(2, 6))))  # fmt: skip

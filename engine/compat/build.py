@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
 import itertools
@@ -118,11 +119,13 @@ def supports_groups(cls: type) -> bool:
 
 @functools.cache
 def _model_dir() -> str:
-    folder = Path(tempfile.gettempdir()) / "kvconform-model"
+    text = json.dumps(_MODEL)
+    # Named by what it holds: another kvconform on this machine may want another model.
+    name = hashlib.sha256(text.encode()).hexdigest()[:8]
+    folder = Path(tempfile.gettempdir()) / f"kvconform-model-{name}"
     folder.mkdir(exist_ok=True)
     path = folder / "config.json"
-    text = json.dumps(_MODEL)
-    if not path.exists() or path.read_text() != text:
+    if not path.exists():
         scratch = folder / f"config-{next(_arrivals)}-{id(path)}.json"
         scratch.write_text(text)
         scratch.replace(path)
