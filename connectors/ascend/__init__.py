@@ -11,14 +11,19 @@ Read it in this order; each module has one idea:
 ``store``                 the host memory: capacity, eviction, pins, reservations
 ``offers``                what an engine that prefills lets another read, under a lease
 ``device``                copies of single blocks between device and host
+``exchange``              pulls and offers of one rank, whichever process the other engine is in
+``peers``                 the same between processes, over ZeroMQ
 ``remote``                the same transport to a store in another process, over ZeroMQ; beside it
-                          ``server``, ``link``, ``leases``, ``sockets`` and ``wire``
+                          ``server`` and ``leases``
+``link``, ``service``     the two ends of every connection; beneath them ``sockets`` and ``wire``
+``transfers``, ``mover``  what is moved, and the thread that moves what takes time
 ``settings``              what the user may configure, checked once
 ========================  ==========================================================================
 
-The folder imports nothing but vLLM, torch, pyzmq (which vLLM brings along) and itself. To use it without the rest of this project,
-copy it to ``kvconform/connectors/ascend`` on the image's Python path and start vLLM with
-``kv_connector="AscendConnector"`` and ``kv_connector_module_path="kvconform.connectors.ascend"``.
+The folder imports nothing but vLLM, torch, pyzmq (which vLLM brings along) and itself. To use it
+without the rest of this project, copy it to ``kvconform/connectors/ascend`` on the image's Python
+path and start vLLM with ``kv_connector="AscendConnector"`` and
+``kv_connector_module_path="kvconform.connectors.ascend"``.
 """
 
 from kvconform.connectors.ascend.connector import AscendConnector

@@ -90,6 +90,9 @@ class NpuDevice(CpuDevice):
     def __init__(self) -> None:
         super().__init__()
         self._npu: Any = vars(torch)["npu"]  # torch_npu puts it there
+        # Copies run in other threads too, each of which begins with device 0 and its own streams.
+        self._index = self._npu.current_device()
+        self._compute = self._npu.current_stream()
         self._side = self._npu.Stream()
 
     @contextlib.contextmanager
@@ -99,8 +102,9 @@ class NpuDevice(CpuDevice):
         Without the first event a save could read a block that is still being computed, and a load
         could be overwritten by the forward of the block's former owner.
         """
+        self._npu.set_device(self._index)
         launched = self._npu.Event()
-        launched.record(self._npu.current_stream())
+        launched.record(self._compute)
         self._side.wait_event(launched)
         try:
             with self._npu.stream(self._side):

@@ -32,12 +32,14 @@ class Source:
         offer_id: the job with which it does.
         block_ids: blocks there, in the order of the job's own ``block_ids``.
         address: where the ranks of that engine answer, if they live in other processes.
+        instance: tells that engine from one of the same name before it.
     """
 
     engine_id: str
     offer_id: str
     block_ids: tuple[int, ...] = ()
     address: str | None = None
+    instance: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from kvconform.connectors.ascend.store import Shard
 class Offers:
     """The offers of one rank. Thread-safe.
 
-    Readers in the same process find it with :meth:`of`; it goes with its rank's connector.
+    Readers in the same process find it with :meth:`of`; it goes with its rank's connector. Others
+    ask for it, see ``peers``.
 
     Args:
         engine_id: the engine that offers.
@@ -96,4 +97,4 @@ class Offers:
 def _number(offer_id: str) -> int:
     """The number of an offer, from its id; -1: no offer has such an id."""
     digits = offer_id.rpartition("-")[2]
-    return int(digits) if digits.isdigit() else -1
+    return int(digits) if digits.isdecimal() and len(digits) < 20 else -1

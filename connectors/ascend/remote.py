@@ -5,10 +5,7 @@ answer is picked up when vLLM asks again; pins and reservations wait a few milli
 that is away has nothing and takes nothing, so the engine computes everything itself until the store
 is back; nobody has to be told.
 
-A worker's transfers are carried out one after another by a background thread. Only that thread
-touches the device, and it is done with a transfer before anyone learns of the outcome: an answer
-that comes later than the time limit finds nobody. The limit is for the store; a copy on the device
-that has begun is waited for.
+A worker's transfers are carried out one after another by a background thread, see ``mover``.
 """
 
 from __future__ import annotations
@@ -16,23 +13,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconform.connectors.ascend.device import Device
-from kvconform.connectors.ascend.link import Link, StoreGoneError
+from kvconform.connectors.ascend.exchange import Exchange
+from kvconform.connectors.ascend.link import Link
 from kvconform.connectors.ascend.metadata import Source
-from kvconform.connectors.ascend.server import AddressTakenError, StoreServer
+from kvconform.connectors.ascend.mover import Mover
+from kvconform.connectors.ascend.server import StoreServer
+from kvconform.connectors.ascend.service import AddressTakenError
 from kvconform.connectors.ascend.settings import RemoteStore, Settings
 from kvconform.connectors.ascend.store import HostStore
-from kvconform.connectors.ascend.transport import Outcome, Transfer
+from kvconform.connectors.ascend.transfers import GoneError, Outcome, Transfer
 from kvconform.connectors.ascend.wire import Message, WireError, pack, store_title, unpack
 
 _logger = logging.getLogger(__name__)
 
 _CLEAR_SECONDS = 1.0  # an administrator's call, not a step's
-_JOIN_SECONDS = 5.0
 
 
 class RemoteTransport:
@@ -43,20 +43,28 @@ class RemoteTransport:
         title: what the engine takes it for, see ``wire.store_title``.
         rank: whose shards this transport moves.
         server: ends with this transport, if there is one.
+        exchange: this rank's dealings with other engines.
 
     Attributes:
         link: the connection.
     """
 
     def __init__(
-        self, remote: RemoteStore, title: str, rank: int, server: StoreServer | None = None
+        self,
+        remote: RemoteStore,
+        title: str,
+        rank: int,
+        server: StoreServer | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.link = Link(remote, title)
         self.rank = rank
         self._remote = remote
         self._server = server
         self._lookups: dict[tuple[bytes, ...], tuple[float, Future[Message]]] = {}
-        self._mover = _Mover(self.link, remote, rank)
+        self._exchange = exchange or Exchange("", rank)
+        shards = _Shards(self.link, remote, rank)
+        self._mover = Mover(remote.address, remote.transfer_seconds, shards.move)
 
     # -- beside the scheduler ---------------------------------------------------------------------
 
@@ -114,14 +122,12 @@ class RemoteTransport:
         self._lookups.clear()  # an answer from before must not be believed after
         return self._ask("clear", _CLEAR_SECONDS) is not None
 
-    def _ask(
-        self, op: str, seconds: float | None = None, **fields: str | tuple[bytes, ...]
-    ) -> tuple[int, ...] | None:
+    def _ask(self, op: str, seconds: float | None = None, **fields: Any) -> tuple[int, ...] | None:
         """The store's answer, or None if it does not come in time."""
         seconds = self._remote.answer_seconds if seconds is None else seconds
         try:
             return self.link.ask(op, seconds, **fields).result(seconds).answer
-        except (StoreGoneError, TimeoutError):
+        except (GoneError, TimeoutError):
             return None
 
     def _tell(self, op: str, holder: str) -> None:
@@ -131,18 +137,21 @@ class RemoteTransport:
     # -- beside a worker --------------------------------------------------------------------------
 
     def register(self, device: Device) -> None:
-        """See ``Transport``; each transfer brings its device along."""
+        """See ``Transport``."""
+        self._exchange.register(device)
 
     def submit(self, transfer: Transfer) -> None:
         """See ``Transport``; the time limit begins here."""
-        self._mover.submit(transfer)
+        end = self._exchange if transfer.direction in ("pull", "offer") else self._mover
+        end.submit(transfer)
 
     def release(self, source: Source) -> None:
-        """See ``Transport``; nothing is offered through this one, and every pull fails."""
+        """See ``Transport``."""
+        self._exchange.release(source)
 
     def poll(self) -> list[Outcome]:
         """See ``Transport``."""
-        return self._mover.poll()
+        return self._mover.poll() + self._exchange.poll()
 
     def wait(self, transfer_id: str) -> Outcome:
         """See ``Transport``.
@@ -150,7 +159,8 @@ class RemoteTransport:
         Raises:
             KeyError: no such transfer was submitted, or its outcome has been reported.
         """
-        return self._mover.wait(transfer_id)
+        end = self._exchange if transfer_id in self._exchange else self._mover
+        return end.wait(transfer_id)
 
     # -- both -------------------------------------------------------------------------------------
 
@@ -158,58 +168,23 @@ class RemoteTransport:
         """See ``Transport``; transfers that are open fail, and the threads have ended."""
         self.link.close()
         self._mover.close()
+        self._exchange.shutdown()
         if self._server is not None:
             self._server.close()
 
 
-class _Mover:
-    """Carries out a rank's transfers, in a thread that starts with the first one."""
+class _Shards:
+    """Moves a rank's shards, in the thread of a ``Mover``."""
 
     def __init__(self, link: Link, remote: RemoteStore, rank: int) -> None:
         self._link = link
         self._remote = remote
         self._rank = rank
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kv-mover {remote.address}")
-        self._open: dict[str, Future[Outcome]] = {}  # by transfer id, not reported yet
 
-    def submit(self, transfer: Transfer) -> None:
-        deadline = time.monotonic() + self._remote.transfer_seconds
-        try:
-            moved = self._thread.submit(self._move, transfer, deadline)
-        except RuntimeError:  # it has been closed
-            moved = Future()
-            moved.set_result(_ended(transfer, transfer.block_ids))
-        self._open[transfer.id] = moved
-
-    def poll(self) -> list[Outcome]:
-        ended = [name for name, moved in self._open.items() if moved.done()]
-        return [self._open.pop(name).result() for name in ended]
-
-    def wait(self, transfer_id: str) -> Outcome:
-        return self._open.pop(transfer_id).result()
-
-    def close(self) -> None:
-        """With the link closed, all that is open fails at once, but for a copy that has begun."""
-        late = wait(self._open.values(), _JOIN_SECONDS).not_done
-        self._thread.shutdown(wait=not late)
-
-    # -- in the thread ----------------------------------------------------------------------------
-
-    def _move(self, transfer: Transfer, deadline: float) -> Outcome:
-        failed: Sequence[int] = transfer.block_ids
-        try:
-            match transfer.direction:
-                case "load":
-                    failed = self._load(transfer, deadline)
-                case "save":
-                    failed = self._save(transfer, deadline)
-                case other:
-                    raise StoreGoneError(f"a store serves loads and saves, no {other}")
-        except StoreGoneError as error:
-            _logger.warning("The %s %s failed: %s", transfer.direction, transfer.id, error)
-        except Exception:  # the outcome tells
-            _logger.exception("The %s %s failed", transfer.direction, transfer.id)
-        return _ended(transfer, failed)
+    def move(self, transfer: Transfer, deadline: float) -> list[int]:
+        """Blocks that were not moved."""
+        move = {"load": self._load, "save": self._save}[transfer.direction]
+        return move(transfer, deadline)
 
     def _load(self, transfer: Transfer, deadline: float) -> list[int]:
         """Blocks that the store did not have."""
@@ -251,21 +226,8 @@ class _Mover:
                 start, size = index, len(shard)
         yield slice(start, len(packed))
 
-    def _ask(
-        self, op: str, transfer: Transfer, deadline: float, **fields: tuple[object, ...]
-    ) -> Message:
-        seconds = deadline - time.monotonic()
-        if seconds <= 0:
-            raise StoreGoneError("out of time")
-        asked = self._link.ask(op, seconds, holder=transfer.id, rank=self._rank, **fields)
-        try:
-            return asked.result(seconds)
-        except TimeoutError:
-            raise StoreGoneError("no answer in time") from None
-
-
-def _ended(transfer: Transfer, failed: Sequence[int]) -> Outcome:
-    return Outcome(transfer.id, transfer.request_id, transfer.direction, tuple(failed))
+    def _ask(self, op: str, transfer: Transfer, deadline: float, **fields: Any) -> Message:
+        return self._link.ask_until(deadline, op, holder=transfer.id, rank=self._rank, **fields)
 
 
 def connect(
@@ -285,4 +247,4 @@ def connect(
             # Of several engines with one configuration, the first one serves.
             _logger.info("The KV store at %s is served already", remote.address)
     title = store_title(settings.store, settings.world_size)
-    return RemoteTransport(remote, title, rank, server)
+    return RemoteTransport(remote, title, rank, server, Exchange.of(settings, rank))

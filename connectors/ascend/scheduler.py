@@ -216,6 +216,7 @@ class SchedulerHalf:
         blocks = block_ids[: -(-request.num_prompt_tokens // self.settings.block_size)]
         job_id = self._new_id("offer")
         self._plan(job_id, request, life, "offer", (), blocks)
+        address = self.settings.offer_address
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -224,6 +225,9 @@ class SchedulerHalf:
             "remote_block_ids": list(blocks),
             "remote_num_tokens": request.num_prompt_tokens,
             "remote_world_size": self.settings.world_size,
+            "remote_address": address,
+            # Offers are numbered anew when an engine comes back; within a process none does.
+            "remote_instance": self.settings.instance if address else "",
         }
 
     # -- saving -----------------------------------------------------------------------------------
@@ -366,4 +370,5 @@ def source_of(remote: dict[str, Any], block_ids: Sequence[int]) -> Source:
         remote["remote_offer_id"],
         tuple(block_ids),
         remote.get("remote_address"),
+        remote.get("remote_instance", ""),
     )

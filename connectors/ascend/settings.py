@@ -12,6 +12,7 @@ key                 default  meaning
 ``transport``       none     ``package.module:factory``, see ``transport.make_transport``
 ``offer_seconds``   60       how long an engine that prefills keeps a request's blocks for the one
                              that decodes
+``offer_address``   none     where engines of other processes read what this one offers; see below
 ``address``         none     the store is in another process, at this ZeroMQ address; see below
 ==================  =======  =====================================================================
 
@@ -20,17 +21,24 @@ to 0.33 at least) recovers from a failed background load, but after a failed one
 it may serve KV that was never loaded (if the request is aborted then), and under async scheduling
 it miscounts the request's tokens.
 
+With an ``offer_address`` (``tcp://127.0.0.1:7000``, ``ipc:///run/kv-prefill``) each rank of an
+engine that prefills serves its offers itself, see ``peers``: rank r at port 7000 + r, or at the
+path with ``.r`` behind it; all on one machine. The engine that decodes learns the address from the
+request, and needs nothing but the ``token``. Engines of one process can do without. Data-parallel
+engines offer at addresses of their own.
+
 With an ``address`` (``tcp://127.0.0.1:7777``, ``ipc:///run/kv-store``) scheduler and workers reach
 the store through ZeroMQ, see ``remote``; several ranks need that. Engines over one store name the
-same ``store``, and must be of one model. Then these keys count too:
+same ``store``, and must be of one model. With either, these keys count too:
 
 =====================  ========  ==================================================================
 key                    default   meaning
 =====================  ========  ==================================================================
-``token``              (needed)  secret that the store and all its clients share
+``token``              (needed)  secret that all who talk to each other share
 ``serve``              false     the engine's scheduler serves the store itself, unless another has
                                  begun to; else it is ``python -m …ascend.server``
-``allow_remote``       false     the server may bind to an address that other machines can reach
+``allow_remote``       false     may serve at an address that other machines can reach, and pull
+                                 from one
 ``answer_ms``          5         the scheduler waits at most so long for an answer of the store
 ``transfer_seconds``   30        a transfer has ended after so long, failed if need be
 ``lease_seconds``      10        a client that the store has not heard for so long has died, and
@@ -43,8 +51,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -54,15 +63,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RemoteStore:
-    """Where a store in another process is, and what is expected of it; see the module.
+class Endpoint:
+    """Where another process answers, or this one, and on which terms; see the module.
 
     Attributes:
-        address: of the store, as ZeroMQ writes it.
+        address: as ZeroMQ writes it.
         token: see the module. Not shown when this is printed.
-        serve: see the module.
         allow_remote: see the module.
-        answer_seconds: ``answer_ms``.
         transfer_seconds: see the module.
         lease_seconds: see the module.
         max_message_bytes: see the module.
@@ -70,12 +77,39 @@ class RemoteStore:
 
     address: str
     token: str = field(repr=False)
-    serve: bool = False
     allow_remote: bool = False
-    answer_seconds: float = 0.005
     transfer_seconds: float = 30.0
     lease_seconds: float = 10.0
     max_message_bytes: int = 64 << 20
+
+    def of_rank(self, rank: int, address: str | None = None) -> Endpoint:
+        """Where one rank answers, of an engine that has this ``address``, or another one.
+
+        Raises:
+            ValueError: it has no ranks.
+        """
+        base = self.address if address is None else str(address)
+        place, _, port = base.rpartition(":")
+        if base.startswith("ipc://"):
+            mine = f"{base}.{rank}"
+        elif base.startswith("tcp://") and port.isdecimal() and 0 < int(port) + rank < 1 << 16:
+            mine = f"{place}:{int(port) + rank}"
+        else:
+            raise ValueError(f"rank {rank} needs ipc:///PATH or tcp://HOST:PORT, not {base!r}")
+        return replace(self, address=mine)
+
+
+@dataclass(frozen=True)
+class RemoteStore(Endpoint):
+    """Where a store in another process is, and what is expected of it; see the module.
+
+    Attributes:
+        serve: see the module.
+        answer_seconds: ``answer_ms``.
+    """
+
+    serve: bool = False
+    answer_seconds: float = 0.005
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> RemoteStore | None:
@@ -86,20 +120,44 @@ class RemoteStore:
         """
         if extra.get("address") is None:
             return None
-        if not extra.get("token"):
-            raise ValueError("kv_connector_extra_config['address'] needs a 'token'")
         if extra.get("transport") is not None:
             raise ValueError("kv_connector_extra_config: 'address' and 'transport' exclude another")
         return cls(
             address=str(extra["address"]),
-            token=str(extra["token"]),
+            **_terms(extra, "address"),
             serve=_flag(extra, "serve"),
-            allow_remote=_flag(extra, "allow_remote"),
             answer_seconds=_positive(extra, "answer_ms", 5.0) / 1000,
-            transfer_seconds=_positive(extra, "transfer_seconds", cls.transfer_seconds),
-            lease_seconds=_positive(extra, "lease_seconds", cls.lease_seconds),
-            max_message_bytes=_count(extra, "max_message_bytes", cls.max_message_bytes),
         )
+
+
+def _read_peers(extra: Mapping[str, Any], ranks: int, offers: bool) -> Endpoint | None:
+    """How ranks of different engines talk to each other; None: they do not.
+
+    Raises:
+        ValueError: something is missing, or has no meaning.
+    """
+    address = extra.get("offer_address") if offers else None
+    if address is None and not extra.get("token"):
+        return None
+    peers = Endpoint(str(address or ""), **_terms(extra, "offer_address"))
+    if address is not None:
+        peers.of_rank(ranks - 1)
+        if urlsplit(peers.address).hostname in ("*", "0.0.0.0", "::"):
+            raise ValueError(f"others cannot find {peers.address!r}: name this machine's address")
+    return peers
+
+
+def _terms(extra: Mapping[str, Any], needed_for: str) -> dict[str, Any]:
+    """The fields of an ``Endpoint`` but for its address."""
+    if not extra.get("token"):
+        raise ValueError(f"kv_connector_extra_config[{needed_for!r}] needs a 'token'")
+    return {
+        "token": str(extra["token"]),
+        "allow_remote": _flag(extra, "allow_remote"),
+        "transfer_seconds": _positive(extra, "transfer_seconds", Endpoint.transfer_seconds),
+        "lease_seconds": _positive(extra, "lease_seconds", Endpoint.lease_seconds),
+        "max_message_bytes": _count(extra, "max_message_bytes", Endpoint.max_message_bytes),
+    }
 
 
 @dataclass(frozen=True)
@@ -120,6 +178,9 @@ class Settings:
         transport: see the module.
         offer_seconds: see the module.
         remote: the store is in another process; None: in this one.
+        peers: how its ranks talk to those of other engines, and at which address they offer, or
+            at none ("").
+        instance: tells the engine from one of the same name before it.
     """
 
     engine_id: str
@@ -134,6 +195,13 @@ class Settings:
     transport: str | None
     offer_seconds: float = 60.0
     remote: RemoteStore | None = None
+    peers: Endpoint | None = None
+    instance: str = field(default="", compare=False)
+
+    @property
+    def offer_address(self) -> str | None:
+        """See the module."""
+        return (self.peers.address or None) if self.peers is not None else None
 
     @classmethod
     def read(cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Settings:
@@ -149,11 +217,12 @@ class Settings:
         extra = transfer.kv_connector_extra_config
         engine_id = str(transfer.engine_id)
         transport = extra.get("transport")
+        world_size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         return cls(
             engine_id=engine_id,
             block_size=vllm_config.cache_config.block_size,
             num_blocks=kv_cache_config.num_blocks if kv_cache_config is not None else None,
-            world_size=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+            world_size=world_size,
             may_load=transfer.is_kv_consumer,
             may_save=transfer.is_kv_producer,
             async_min_blocks=_count(extra, "async_min_blocks", 2),
@@ -162,6 +231,8 @@ class Settings:
             transport=str(transport) if transport is not None else None,
             offer_seconds=_positive(extra, "offer_seconds", cls.offer_seconds),
             remote=RemoteStore.read(extra),
+            peers=_read_peers(extra, world_size, transfer.is_kv_producer),
+            instance=vllm_config.instance_id,
         )
 
 

@@ -1,4 +1,4 @@
-"""How the two halves reach the store, and other engines: a protocol, and the transport that ships with it.
+"""How the two halves reach the store and other engines: a protocol, and one that ships with it.
 
 Two objects of the same kind exist in an engine: one beside the scheduler, which asks for keys, and
 one per rank beside the worker, which moves bytes. They have nothing in common but the store behind
@@ -9,62 +9,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kvconform.connectors.ascend.device import Device
-from kvconform.connectors.ascend.metadata import Direction, Source
-from kvconform.connectors.ascend.offers import Offers
+from kvconform.connectors.ascend.exchange import Exchange
+from kvconform.connectors.ascend.metadata import Source
+from kvconform.connectors.ascend.remote import connect
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.store import HostStore
+from kvconform.connectors.ascend.transfers import Outcome, Transfer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-
-@dataclass(frozen=True)
-class Transfer:
-    """One rank's share of a job.
-
-    Attributes:
-        id: the job's id, and the holder of its pins or reservations in the store.
-        request_id: for whom.
-        direction: ``load``, ``save``, ``pull`` or ``offer``.
-        rank: the engine's rank.
-        keys: names of the blocks in the store, in the order of ``block_ids``.
-        block_ids: device blocks of this rank.
-        device: the rank's KV memory.
-        source: of a pull: whose blocks.
-        seconds: of an offer: how long its lease runs.
-    """
-
-    id: str
-    request_id: str
-    direction: Direction
-    rank: int
-    keys: tuple[bytes, ...]
-    block_ids: tuple[int, ...]
-    device: Device
-    source: Source | None = None
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a transfer ended: its blocks are not touched any more.
-
-    Attributes:
-        transfer_id: which.
-        request_id: for whom.
-        direction: ``load``, ``save``, ``pull`` or ``offer``.
-        failed_block_ids: blocks that were not transferred.
-    """
-
-    transfer_id: str
-    request_id: str
-    direction: Direction
-    failed_block_ids: tuple[int, ...]
+__all__ = ["LocalTransport", "MakeTransport", "Outcome", "Transfer", "Transport", "make_transport"]
 
 
 class Transport(Protocol):
@@ -134,20 +93,16 @@ class LocalTransport:
     reservation in its own, empty store: every save fails, nothing is ever promised, and the engine
     computes everything itself. Several ranks need a transport that spans processes: ``remote``.
 
-    Offers are read by engines of this process only.
-
     Args:
         store: shared by scheduler and workers.
         rank: whose shards this transport moves.
-        engine_id: of the engine.
+        exchange: this rank's dealings with other engines.
     """
 
-    def __init__(self, store: HostStore, rank: int, engine_id: str = "") -> None:
+    def __init__(self, store: HostStore, rank: int, exchange: Exchange | None = None) -> None:
         self.store = store
         self.rank = rank
-        self.engine_id = engine_id
-        self.offers: Offers | None = None
-        self._offered: dict[str, Transfer] = {}  # by transfer id, still open
+        self._exchange = exchange or Exchange("", rank)
         self._ended: dict[str, Outcome] = {}  # by transfer id, not reported yet
 
     def lookup(self, keys: Sequence[bytes]) -> int | None:
@@ -181,31 +136,24 @@ class LocalTransport:
 
     def register(self, device: Device) -> None:
         """See ``Transport``."""
-        self.offers = Offers(self.engine_id, self.rank, device)
+        self._exchange.register(device)
 
     def submit(self, transfer: Transfer) -> None:
-        """See ``Transport``; all but an offer has ended when this returns."""
-        if transfer.direction == "offer":
-            assert self.offers is not None
-            self._offered[transfer.id] = transfer
-            self.offers.put(transfer.id, transfer.seconds)
-            return
-        self._ended[transfer.id] = self.move(transfer)
+        """See ``Transport``; loads and saves have ended when this returns."""
+        if transfer.direction in ("pull", "offer"):
+            self._exchange.submit(transfer)
+        else:
+            self._ended[transfer.id] = self.move(transfer)
 
     def release(self, source: Source) -> None:
         """See ``Transport``."""
-        offers = Offers.of(source.engine_id, self.rank)
-        if offers is not None:
-            offers.close(source.offer_id)
+        self._exchange.release(source)
 
     def poll(self) -> list[Outcome]:
         """See ``Transport``."""
-        for offer_id in self.offers.ended() if self.offers is not None else ():
-            offer = self._offered.pop(offer_id)
-            self._ended[offer_id] = Outcome(offer_id, offer.request_id, "offer", ())
         ended = list(self._ended.values())
         self._ended.clear()
-        return ended
+        return ended + self._exchange.poll()
 
     def wait(self, transfer_id: str) -> Outcome:
         """See ``Transport``.
@@ -213,21 +161,24 @@ class LocalTransport:
         Raises:
             KeyError: no such transfer was submitted, or its outcome has been reported.
         """
+        if transfer_id in self._exchange:
+            return self._exchange.wait(transfer_id)
         return self._ended.pop(transfer_id)
 
     def shutdown(self) -> None:
         """See ``Transport``."""
         self._ended.clear()
-        self._offered.clear()
+        self._exchange.shutdown()
 
     def move(self, transfer: Transfer) -> Outcome:
         """Copy the bytes of a transfer, and nothing else: the outcome is not kept for ``poll``.
 
         For transports that wrap this one and choose another moment.
         """
-        move = {"load": self._load, "save": self._save, "pull": self._pull}[transfer.direction]
-        failed = move(transfer)
-        return Outcome(transfer.id, transfer.request_id, transfer.direction, tuple(failed))
+        if transfer.direction == "pull":
+            return self._exchange.move(transfer)
+        move = {"load": self._load, "save": self._save}[transfer.direction]
+        return transfer.ended(move(transfer))
 
     def _load(self, transfer: Transfer) -> list[int]:
         found, shards, missing = [], [], []
@@ -240,17 +191,6 @@ class LocalTransport:
                 shards.append(shard)
         transfer.device.write(found, shards)
         return missing
-
-    def _pull(self, transfer: Transfer) -> list[int]:
-        source = transfer.source
-        assert source is not None
-        offers = Offers.of(source.engine_id, self.rank)
-        shards = offers.read(source.offer_id, source.block_ids) if offers is not None else None
-        if shards is None:  # it came too late, or the engine is gone
-            return list(transfer.block_ids)
-        transfer.device.write(transfer.block_ids, shards)
-        self.release(source)
-        return []
 
     def _save(self, transfer: Transfer) -> list[int]:
         shards = transfer.device.read(transfer.block_ids)
@@ -282,11 +222,9 @@ def make_transport(
 
     def make_default() -> LocalTransport:
         store = HostStore.named(settings.store, settings.capacity_blocks, settings.world_size)
-        return LocalTransport(store, rank, settings.engine_id)
+        return LocalTransport(store, rank, Exchange.of(settings, rank))
 
     if settings.remote is not None:
-        from kvconform.connectors.ascend.remote import connect  # which needs this module, and zmq
-
         return connect(settings, settings.remote, role, rank)
     if settings.transport is None:
         return make_default()

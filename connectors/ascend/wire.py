@@ -1,4 +1,4 @@
-"""What crosses between a store's process and its clients: messages, and shards of KV in them.
+"""What crosses between processes: messages, and shards of KV in them.
 
 A message is a list of ZeroMQ frames. The first is a fixed preamble (a magic number, the version,
 and the header's MAC) and the header in JSON; each other frame is one block's shard. So nothing that
@@ -39,19 +39,20 @@ class WireError(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """A request or its answer.
+    """A request, of a store or of an engine that offers, or its answer.
 
     Attributes:
         op: what is asked for; ``ok`` or ``refused`` in an answer.
         number: of the request among those of its sender; its answer has the same. 0 in a refusal of
             something whose number could not be read.
         sender: names the client among all that ever were.
-        store: the store that the client means, see ``store_title``.
-        holder: in whose name, see ``store``.
+        title: whom the client means, see ``store_title`` and ``offers_title``.
+        holder: in whose name, see ``store``; or which offer.
         rank: whose shards.
-        keys: blocks, in the order of ``shards`` where there are some.
+        keys: blocks of the store, in the order of ``shards`` where there are some.
+        blocks: blocks of a device.
         holders: all that the client holds.
-        answer: what the store says, by ``op`` of the request.
+        answer: what the other end says, by ``op`` of the request.
         reason: of a refusal.
         shards: packed, see ``pack``.
     """
@@ -59,10 +60,11 @@ class Message:
     op: str
     number: int = 0
     sender: str = ""
-    store: str = ""
+    title: str = ""
     holder: str = ""
     rank: int = 0
     keys: tuple[bytes, ...] = ()
+    blocks: tuple[int, ...] = ()
     holders: tuple[str, ...] = ()
     answer: tuple[int, ...] = ()
     reason: str = ""
@@ -71,7 +73,12 @@ class Message:
 
 def store_title(name: str, world_size: int) -> str:
     """What clients and server must agree on: engines that differ in it cannot share KV."""
-    return f"{name!r} of {world_size} ranks"
+    return f"the store {name!r} of {world_size} ranks"
+
+
+def offers_title(engine_id: str, instance: str) -> str:
+    """Likewise: an engine that comes back under its old name has none of its old offers."""
+    return f"the offers of {engine_id!r}, instance {instance!r}"
 
 
 class Codec:
@@ -164,10 +171,11 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "op": _text,
     "number": _count,
     "sender": _text,
-    "store": _text,
+    "title": _text,
     "holder": _text,
     "rank": _count,
     "keys": _list(bytes.fromhex),
+    "blocks": _list(_count),
     "holders": _list(_text),
     "answer": _list(_count),
     "reason": _text,

@@ -87,8 +87,8 @@ class WorkerHalf:
 
         ``finished_req_ids`` says nothing about transfers: an aborted load is named there while it
         is under way (WRK-04). A request is reported whether its transfer failed or not (WRK-08),
-        and once, for vLLM counts reports, not ranks (WRK-05). One that is both saved and offered has
-        been sent when both have ended.
+        and once, for vLLM counts reports, not ranks (WRK-05). One that is both saved and offered
+        has been sent when both have ended.
         """
         self._start("save", "offer")  # where wait_for_save comes later in the step, or not at all
         sending: set[str] = set()

@@ -305,6 +305,8 @@ class Engine:
         self.aggregator = KVOutputAggregator.from_connector(self.connector, tp) if tp > 1 else None
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
+        self.params: dict[str, dict[str, Any]] = {}
+        """The ``kv_transfer_params`` that requests ended with."""
         self.reports: list[Any] = []
         """Per step, what vLLM was told about transfers."""
         self._queue: deque[tuple[Any, Any]] = deque()
@@ -333,6 +335,7 @@ class Engine:
         salt: str | None = None,
         prompt_logprobs: int | None = None,
         stop: int | None = None,
+        params: dict[str, Any] | None = None,
     ) -> Request:
         request = Request(
             request_id=name,
@@ -343,6 +346,7 @@ class Engine:
                 temperature=0.0,
                 prompt_logprobs=prompt_logprobs,
                 stop_token_ids=[stop] if stop is not None else None,
+                extra_args={"kv_transfer_params": params} if params is not None else None,
             ),
             pooling_params=None,
             arrival_time=float(next(_numbers)),
@@ -405,6 +409,8 @@ class Engine:
                 self.outputs[one.request_id].extend(one.new_token_ids)
                 if one.finish_reason is not None:
                     self.reasons[one.request_id] = str(one.finish_reason)
+                if one.kv_transfer_params is not None:
+                    self.params[one.request_id] = one.kv_transfer_params
 
     def told(self, what: str) -> list[str]:
         """All requests that were ever reported as ``finished_recving`` or ``finished_sending``."""

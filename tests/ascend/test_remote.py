@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,32 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import zmq
 
 from kvconform.connectors.ascend.device import CpuDevice
 from kvconform.connectors.ascend.metadata import Direction
 from kvconform.connectors.ascend.remote import RemoteTransport
-from kvconform.connectors.ascend.server import (
-    TOKEN_VARIABLE,
-    AddressTakenError,
-    StoreServer,
-    main,
-)
+from kvconform.connectors.ascend.server import TOKEN_VARIABLE, StoreServer, main
+from kvconform.connectors.ascend.service import AddressTakenError
 from kvconform.connectors.ascend.settings import RemoteStore, Settings
 from kvconform.connectors.ascend.store import HostStore
-from kvconform.connectors.ascend.transport import Outcome, Transfer
+from kvconform.connectors.ascend.transfers import Outcome, Transfer
 from kvconform.connectors.ascend.wire import Codec, Message, store_title
+from tests.ascend.apart import LIMIT, PROCESSES, Log, hear, make_device, values
 from tests.ascend.rig import Engine, expected, make_config, prompt
 
 KEYS = (b"a", b"b")
-LIMIT = 30.0
-"""Seconds until a test gives up on something that takes milliseconds."""
-
 REMOTE = RemoteStore("tcp://127.0.0.1:*", "secret", answer_seconds=LIMIT, transfer_seconds=LIMIT)
-PROCESSES = multiprocessing.get_context("forkserver")  # not one of them shares memory with another
-PROCESSES.set_forkserver_preload(["kvconform.connectors.ascend.remote"])
-
 Serve = Callable[..., RemoteStore]
 Reach = Callable[..., RemoteTransport]
 
@@ -76,19 +65,6 @@ def reach() -> Iterator[Reach]:
     yield start
     for transport in transports:
         transport.shutdown()
-
-
-def make_device(first: float = 0.0) -> CpuDevice:
-    """Four blocks of two layers; block b of layer i is full of ``first + 10 * i + b``."""
-    device = CpuDevice()
-    layers = [first + 10 * i + torch.arange(4.0).reshape(4, 1).repeat(1, 100) for i in range(2)]
-    device.register_kv_caches({f"layer{i}": layer for i, layer in enumerate(layers)}, 4)
-    return device
-
-
-def values(device: CpuDevice) -> list[float]:
-    """What fills the blocks of the first layer."""
-    return [float(shard[0][0]) for shard in device.read(range(4))]
 
 
 def move(
@@ -156,21 +132,6 @@ class Watched(HostStore):
         self._note()
 
 
-class Log(logging.Handler):
-    """Notes what the client or the server says."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-        self.told = threading.Event()
-        self.count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.text in record.getMessage():
-            self.count += 1
-            self.told.set()
-
-
 @pytest.fixture
 def listen() -> Iterator[Callable[[str, str], Log]]:
     added = []
@@ -203,13 +164,13 @@ class TestAdmission:
     ) -> None:
         store = HostStore(4, 1)
         remote = serve(store)
-        log = listen("server", "another token")
+        log = listen("service", "another token")
         hello = Message("reserve", 3, "me", store_title("store", 1), "job", keys=KEYS)
         for frames, number, reason in (
             ([b"garbage"], 0, "not a message of this protocol"),
             (Codec("wrong", 1000).encode(hello), 0, "another token"),
             (
-                Codec("secret", 1000).encode(dataclasses.replace(hello, store="other")),
+                Codec("secret", 1000).encode(dataclasses.replace(hello, title="other")),
                 3,
                 "this is the store 'store' of 1 ranks, not other",
             ),
@@ -413,10 +374,6 @@ class TestTransport:
         save(reach(patient), make_device())
         assert transport.link.ask("lookup", LIMIT, keys=KEYS).result(LIMIT).answer == (2,)
 
-    def test_pulling_is_not_served(self, serve: Serve, reach: Reach) -> None:
-        transport = reach(serve(HostStore(4, 1)))
-        assert move(transport, "pull", make_device()).failed_block_ids == (0, 1)
-
 
 class TestEnds:
     def test_shutdown_leaves_nothing_behind(self, serve: Serve, reach: Reach) -> None:
@@ -477,11 +434,6 @@ class TestEnds:
         assert transport.pin("load", KEYS) == 2
         assert move(transport, "load", device, (2, 3)).failed_block_ids == ()
         assert values(device) == [0, 1, 0, 1]
-
-
-def hear(connection: Connection) -> Any:
-    assert connection.poll(LIMIT)
-    return connection.recv()
 
 
 def serve_and_stall(connection: Connection) -> None:

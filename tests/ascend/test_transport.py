@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
-from kvconform.connectors.ascend.device import CpuDevice, select_device
+from kvconform.connectors.ascend.device import CpuDevice, NpuDevice, select_device
 from kvconform.connectors.ascend.metadata import Closing, Job, StepJobs, WorkerReport
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.store import HostStore
@@ -181,6 +185,74 @@ class TestDevice:
     def test_a_shape_without_blocks_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"layer, shape \(5, 3\), counts 4 blocks"):
             CpuDevice().register_kv_caches({"layer": torch.zeros(5, 3)}, 4)
+
+
+class SimulatedNpu:
+    """The part of ``torch.npu`` that a device uses, on the host: copies are done at once.
+
+    Like the real one it has a current device for each thread, 0 at first, and for each of those a
+    current stream. An event is recorded on a stream of the current device only.
+    """
+
+    def __init__(self) -> None:
+        self.mine = threading.local()
+        self.history: list[tuple[str, object]] = []
+        npu = self
+
+        class Stream:
+            def __init__(self) -> None:
+                self.device = npu.current_device()
+
+            def wait_event(self, event: Event) -> None:
+                npu.history.append(("waits for", event.stream))
+
+        class Event:
+            stream: Stream | None = None
+
+            def record(self, stream: Stream) -> None:
+                assert stream.device == npu.current_device()
+                self.stream = stream
+
+            def synchronize(self) -> None:
+                npu.history.append(("host waits for", self.stream))
+
+        self.Stream, self.Event = Stream, Event
+
+    def set_device(self, index: int) -> None:
+        self.mine.device = index
+
+    def current_device(self) -> int:
+        return getattr(self.mine, "device", 0)
+
+    def current_stream(self) -> Any:
+        streams = self.mine.__dict__.setdefault("streams", {})
+        return streams.setdefault(self.current_device(), self.Stream())
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.history.append(("copies on", stream))
+        yield
+
+
+class TestNpuDevice:
+    def test_copies_of_other_threads_follow_the_forward_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        npu = SimulatedNpu()
+        monkeypatch.setitem(vars(torch), "npu", npu)
+        npu.set_device(3)
+        compute = npu.current_stream()
+        device, cache = NpuDevice(), torch.arange(4.0)
+        device.register_kv_caches({"layer": cache}, 4)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(device.write, [0], [(torch.tensor(7.0),)]).result()
+        assert cache.tolist() == [7, 1, 2, 3]
+        side = device._side
+        assert npu.history == [
+            ("waits for", compute),
+            ("copies on", side),
+            ("host waits for", side),
+        ]
 
 
 class TestMetadata:
