@@ -182,10 +182,8 @@ class _Check:
 
     def _job(self, unit: Unit) -> Job:
         budget = self.options.budget
-        left = None
-        if budget is not None:
-            left = max(0.0, budget - (time.monotonic() - self._ready))
-        return Job(self.target, unit, self._fixed, left)
+        until = self._ready + budget if budget is not None else None
+        return Job(self.target, unit, self._fixed, until)
 
     # -- the whole --------------------------------------------------------------------------------
 

@@ -216,7 +216,8 @@ class Ledger:
         if event.data["name"] == "reset_cache" and event.data["answer"] is True:
             for facts in self.requests.values():
                 # Who is still there may save what it holds; that is judged kindly.
-                facts.before_reset |= facts.status is None and facts.forgotten
+                mine = facts.engine == event.engine  # of other engines the KV may be new
+                facts.before_reset |= mine and facts.forgotten
         if event.request is None or event.request not in self.requests:
             return
         facts = self.requests[event.request]
@@ -241,6 +242,7 @@ class Ledger:
             facts.load_step = event.step
             facts.loading = event.data["async"]
             if event.data["async"]:
+                facts.received = 0  # counted for each load
                 for key in [k for k in facts.reports if k[0] == "recving"]:
                     del facts.reports[key]
 
@@ -301,6 +303,11 @@ class Ledger:
                     self.requests[name].reports[direction, event.rank] += 1
         for block in event.data["invalid"]:
             self.unreported.pop((event.engine, event.rank, block), None)
+        for facts in self._current.values():
+            if facts.engine == event.engine and (
+                facts.name in event.data["failed"] or event.data["invalid"] & set(facts.blocks)
+            ):
+                facts.load_failed = True
         for name in event.data["failed"]:
             self._forgive(name)
 

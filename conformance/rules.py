@@ -248,6 +248,16 @@ RULES: tuple[Rule, ...] = (
         source="v1/base.py build_connector_meta; v1/core/sched/scheduler.py schedule",
         help="Copy what you want to change.",
     ),
+    Rule(
+        "KVC-204", "what is handed over is plain data",
+        "The kv_transfer_params that request_finished answers are JSON: no sets, no bytes, no keys "
+        "but strings.",
+        _S, "a request was handed from the engine that prefilled to one that decodes",
+        packages=frozenset({"handover"}), features=frozenset({"pd"}),
+        source="v1/engine/__init__.py EngineCoreOutput.kv_transfer_params goes to the front end as "
+        "msgpack, and from there to the router as JSON",
+        help="Turn sets into lists and bytes into hex.",
+    ),
     # -- 3xx completion ---------------------------------------------------------------------------
     Rule(
         "KVC-301", "only known requests are reported",

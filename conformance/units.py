@@ -192,13 +192,13 @@ class Job:
         target: the connector under test.
         unit: the piece of work.
         fixed: fields of the shape that are not drawn.
-        seconds: time left for exploring; None: no limit.
+        until: when exploring ends, on the machine's monotonic clock; None: no limit.
     """
 
     target: Target
     unit: Unit
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float | None = None
+    until: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON data."""
@@ -206,7 +206,7 @@ class Job:
             "target": encode(self.target),
             "unit": encode(self.unit),
             "fixed": dict(self.fixed),
-            "seconds": self.seconds,
+            "until": self.until,
         }
 
     @staticmethod
@@ -216,7 +216,7 @@ class Job:
             decode(Target, data["target"], "target"),
             decode(Unit, data["unit"], "unit"),
             data["fixed"],
-            data["seconds"],
+            data["until"],
         )
 
 
@@ -269,10 +269,9 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
 
     unit, target = job.unit, job.target
     result = Result()
-    began = time.monotonic()
 
     def spent() -> bool:
-        over = job.seconds is not None and time.monotonic() - began > job.seconds
+        over = job.until is not None and time.monotonic() > job.until
         result.cut_short |= over
         return over
 

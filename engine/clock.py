@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from kvconform.engine import threads
+
 EPOCH = 1_700_000_000.0
 """What the clock shows at the start of a run, in seconds; ``time.time()`` must look like a date."""
 
@@ -51,10 +53,14 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         """The target sleeps."""
-        if threading.get_ident() == self._driver:
-            self.advance(seconds)
-        else:
+        if threading.get_ident() != self._driver:
             time.sleep(min(seconds, _NAP))
+        elif threads.mine():
+            # It may wait for a thread of its own, which needs real time for what it does.
+            time.sleep(min(seconds, _NAP))
+            self.advance(min(seconds, _NAP))
+        else:
+            self.advance(seconds)
 
 
 active: Clock | None = None
@@ -179,6 +185,11 @@ def redirect(packages: Iterable[str]) -> None:
             _speaks[name] = _speaks.get(name, False) or _mentions(function.__code__)
             if function.__defaults__:
                 function.__defaults__ = tuple(map(_ours, function.__defaults__))
+            for cell in function.__closure__ or ():  # where dataclasses keep default factories
+                try:
+                    cell.cell_contents = _ours(cell.cell_contents)
+                except ValueError:  # it is empty
+                    continue
             if function.__kwdefaults__:
                 function.__kwdefaults__ = {
                     key: _ours(value) for key, value in function.__kwdefaults__.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import shutil
 import tempfile
 import time
@@ -63,6 +64,13 @@ class Arrived:
     then: tuple[int, int] | None = None
 
 
+def _lists(value: Any) -> Any:
+    """``value`` with lists for its tuples, which JSON does not have; that is nobody's fault."""
+    if isinstance(value, dict):
+        return {key: _lists(inner) for key, inner in value.items()}
+    return [_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 class Cluster:
     """Engines over one world; what the interpreter acts on.
 
@@ -108,6 +116,8 @@ class Cluster:
                 )
         except ESCAPING as error:
             self.close()
+            if isinstance(error, UsageError):
+                raise
             # A connector refuses what it does not serve with a ValueError.
             refused = isinstance(error, ValueError | NotImplementedError)
             line = traceback.extract_tb(error.__traceback__)[-1]
@@ -226,8 +236,27 @@ class Cluster:
         ended, self.engines[engine].delivered = self.engines[engine].delivered, []
         for one in ended:
             if self.arrived[one.request].then is not None and one.finish == "length":
-                self.world.route(Handover(self, one.request, one.params))
+                params = self._over_the_wire(engine, one.request, one.params)
+                self.world.route(Handover(self, one.request, params))
         return worked
+
+    def _over_the_wire(
+        self, engine: int, request: str, params: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """The params as they come out at the other end of an HTTP router: as JSON."""
+        try:
+            there = json.loads(json.dumps(params))
+            problem = "" if there == _lists(params) else f"{params!r} arrives as {there!r}"
+        except (TypeError, ValueError) as error:
+            there, problem = params, f"{type(error).__name__}: {error}"
+        if problem:
+            self.trace.emit(
+                Event(
+                    Kind.WIRE, engine, self.engines[engine].step_number, request, None,
+                    {"problem": "params", "detail": problem[:300]},
+                )
+            )  # fmt: skip
+        return there
 
     def expected_output(self, name: str) -> list[int]:
         """The tokens that this request must produce."""
@@ -253,7 +282,7 @@ class Cluster:
         self.world.calm()
         self._until_idle()
         held = self.live()
-        if held and threads.company():
+        if held:
             self._be_patient()
             held = self.live()
         if held:
@@ -291,17 +320,28 @@ class Cluster:
                 break
 
     def _be_patient(self) -> list[str]:
-        """Give the target's threads real time; names of those that may want more than that."""
+        """Give what is beside us real time; names of what may want more than that.
+
+        Threads and processes of the target can be seen, and what else it deals with cannot: it gets
+        some time as well, less and less of it where none ever bore fruit.
+        """
+        patience, fruit = threads.patience(), False
         if not threads.company():
-            return []
-        end = time.monotonic() + threads.PATIENCE
-        while time.monotonic() < end and self.live():
+            # Once and as a whole: how many steps a run takes must not depend on the machine.
+            seen = len(self.trace)
+            time.sleep(patience)
+            self._until_idle()
+            fruit = not self._idle_since(seen)
+        end = time.monotonic() + patience
+        while threads.company() and time.monotonic() < end and self.live():
             seen = len(self.trace)
             time.sleep(10 * threads.LOOK)
             for engine in self.engines:
                 self.step(engine.index)
             if not self._idle_since(seen):
                 self._until_idle()
+                fruit, end = True, time.monotonic() + patience
+        threads.learn(fruit)
         return threads.restless() if self.live() else []
 
     def _idle_since(self, seen: int) -> bool:

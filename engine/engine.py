@@ -20,7 +20,7 @@ from kvconform.engine.memory import Memory, Promise
 from kvconform.engine.oracle import Stream
 from kvconform.engine.recorder import ESCAPING, Recorder
 from kvconform.engine.worker import BeyondTokensError, Worker
-from kvconform.scenario.errors import HarnessError
+from kvconform.scenario.errors import HarnessError, UsageError
 from kvconform.scenario.identity import Identity
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
@@ -97,10 +97,14 @@ class Engine:
         self._unprocessed: list[set[int]] = []
         self._left_with: dict[str, Any] = {}
         self.delivered: list[Delivered] = []
-        self.config = compat.build_config(target, index, None, shape, extra)
-        self._configs = [
-            compat.build_config(target, index, rank, shape, extra) for rank in range(shape.ranks)
-        ]
+        try:
+            self.config = compat.build_config(target, index, None, shape, extra)
+            self._configs = [
+                compat.build_config(target, index, rank, shape, extra)
+                for rank in range(shape.ranks)
+            ]
+        except Exception as error:  # before the target was asked: no refusal of its own
+            raise UsageError(f"vLLM does not accept the shape {shape}: {error}") from error
         self._config_states = [compat.config_state(c) for c in self._all_configs()]
         with compat.rank_scope(self.config, None, shape, None):
             parts = compat.build_scheduler(self.config, shape)

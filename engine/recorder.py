@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from kvconform.engine import threads
 from kvconform.scenario.trace import Event, Kind, Trace
 
 SCHEDULER_HOOKS = (
@@ -63,7 +64,7 @@ def _ids(blocks: Any) -> tuple[tuple[int, ...], ...]:
 def _lookup(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:
     request, local = args[0], args[1]
     return {"local": local, "answer": answer, "total": request.num_tokens,
-            "status": request.status.name}  # fmt: skip
+            "status": request.status.name, "threads": bool(threads.mine())}  # fmt: skip
 
 
 def _finished(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:

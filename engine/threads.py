@@ -21,6 +21,11 @@ SETTLE = 0.1
 PATIENCE = 3.0
 """Seconds that threads get before it is said that something never came."""
 
+_LEAST = 0.05
+"""Seconds of patience that are left where it never bore fruit, and nothing is there to wait for."""
+
+_patience = PATIENCE
+_fruitless_settles = 0
 _known = {thread.ident for thread in threading.enumerate()}
 
 
@@ -43,6 +48,17 @@ def company() -> bool:
     return bool(mine()) or _children() != _known_children
 
 
+def patience() -> float:
+    """Seconds to wait before it is said that something never came."""
+    return PATIENCE if company() else _patience
+
+
+def learn(fruit: bool) -> None:
+    """Whether waiting bore fruit."""
+    global _patience
+    _patience = PATIENCE if fruit else max(_LEAST, _patience / 4)
+
+
 def mine() -> list[threading.Thread]:
     """The threads that were started since this module was loaded."""
     if threading.active_count() <= len(_known):  # cheap, and true of most targets
@@ -55,14 +71,18 @@ def settle() -> None:
     threads = mine()
     if not threads:
         return
-    end = time.monotonic() + SETTLE
+    global _fruitless_settles
+    # A thread that never rests is not waited for again and again.
+    end = time.monotonic() + (SETTLE if _fruitless_settles < 5 else 3 * LOOK)
     before = _used(threads)
     while time.monotonic() < end:
         time.sleep(LOOK)
         now = _used(threads)
         if now == before:
+            _fruitless_settles = 0
             return
         before = now
+    _fruitless_settles += 1
 
 
 def restless() -> list[str]:
@@ -96,12 +116,14 @@ def _used(threads: list[threading.Thread]) -> dict[int, int]:
 
 def _waits_long(frame: object) -> bool:
     """Whether the innermost wait of a thread has a time-out longer than our patience."""
+    innermost = True
     while frame is not None:
         timeout = getattr(frame, "f_locals", {}).get("timeout")
         if isinstance(timeout, int | float) and not isinstance(timeout, bool):
             return timeout > PATIENCE
         module = getattr(frame, "f_globals", {}).get("__name__", "")
         if module not in ("threading", "queue", "concurrent.futures.thread", "selectors"):
-            return False
-        frame = getattr(frame, "f_back", None)
+            # It waits in native code, or it has been seen to wait without a time-out.
+            return innermost
+        frame, innermost = getattr(frame, "f_back", None), False
     return False

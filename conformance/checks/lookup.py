@@ -147,6 +147,9 @@ class Repeatable(_LookupCheck):
                 why="the first lookup reserved or consumed something; a request whose allocation "
                 "fails is looked up in every step",
                 where=_HOOK,
+                unsettled=("threads of the target, which may evict",)
+                if event.data.get("threads")
+                else (),
             )
 
 

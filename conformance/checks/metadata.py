@@ -36,7 +36,7 @@ class _WireCheck(Check):
                 expected=self.expected,
                 got=event.data["detail"],
                 why=self.why,
-                where="build_connector_meta",
+                where="request_finished" if self.problem == "params" else "build_connector_meta",
             )
 
 
@@ -70,4 +70,19 @@ class LeavesOutputAlone(_WireCheck):
     why = "scheduler and workers no longer agree about the step"
 
 
-CHECKS = (Pickles, DoesNotAlias, LeavesOutputAlone)
+class HandedOverPlain(_WireCheck):
+    """KVC-204."""
+
+    rule = "KVC-204"
+    problem = "params"
+    expected = "kv_transfer_params of plain JSON data"
+    why = "a router passes them on over HTTP: the other engine gets something else, or nothing"
+
+    def on_scheduled(self, event: Event) -> None:
+        return
+
+    def on_forwarded(self, event: Event) -> None:
+        self.reached += event.data["params"]
+
+
+CHECKS = (Pickles, DoesNotAlias, LeavesOutputAlone, HandedOverPlain)

@@ -424,6 +424,21 @@ class ResetInNameOnly(AscendConnector):
         return True
 
 
+class _OffersASet(SchedulerHalf):
+    def _offer(self, *args: Any) -> dict[str, Any] | None:
+        params = super()._offer(*args)
+        return params and params | {"ranks": {0, 1}}
+
+
+class OffersASet(AscendConnector):
+    """What is handed to the other engine holds a set.
+
+    KVC-204.
+    """
+
+    scheduler_half_class = _OffersASet
+
+
 WRONG: dict[str, type[AscendConnector]] = {
     "KVC-010": CancelsOnTheWorker,
     "KVC-011": NoErrorsIsNone,
@@ -436,6 +451,7 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-201": UnpicklableMetadata,
     "KVC-202": LiveMetadata,
     "KVC-203": ChangesOutput,
+    "KVC-204": OffersASet,
     "KVC-301": ReportsCleanUp,
     "KVC-302": ReportsSynchronousLoads,
     "KVC-303": DoubleCompletion,
