@@ -103,6 +103,7 @@ class Cluster:
         self._streams: dict[str, Stream] = {}
         self._folder: str | None = None
         self.engines: list[Engine] = []
+        threads.begin()
         world.begin(self)
         extra = self._extra()
         logs.capture(self._log)
@@ -362,6 +363,7 @@ class Cluster:
             self._log("ERROR", "kvconform", f"shutdown raised {type(error).__name__}: {error}")
         finally:
             self.world.end()
+            threads.end()
             clock.active = None
             logs.capture(None)
             if self._folder is not None:

@@ -26,7 +26,6 @@ _LEAST = 0.05
 
 _patience = PATIENCE
 _fruitless_settles = 0
-_known = {thread.ident for thread in threading.enumerate()}
 
 
 def _children() -> set[int]:
@@ -40,12 +39,28 @@ def _children() -> set[int]:
     return found
 
 
+_known = {thread.ident for thread in threading.enumerate()}
 _known_children = _children()
+_theirs: set[int | None] = set()
+_their_children: set[int] = set()
+
+
+def begin() -> None:
+    """A run begins: what is there now, and did not come in an earlier run, is not the target's."""
+    global _known, _known_children
+    _known = {thread.ident for thread in threading.enumerate()} - _theirs
+    _known_children = _children() - _their_children
+
+
+def end() -> None:
+    """A run ends: what came in it is the target's, also in later runs."""
+    _theirs.update(thread.ident for thread in mine())
+    _their_children.update(_children() - _known_children)
 
 
 def company() -> bool:
     """Whether anything of the target's is at work beside the hooks that are called."""
-    return bool(mine()) or _children() != _known_children
+    return bool(mine()) or bool(_children() - _known_children)
 
 
 def patience() -> float:
@@ -60,7 +75,7 @@ def learn(fruit: bool) -> None:
 
 
 def mine() -> list[threading.Thread]:
-    """The threads that were started since this module was loaded."""
+    """The threads that the target started, in this run or in an earlier one."""
     if threading.active_count() <= len(_known):  # cheap, and true of most targets
         return []
     return [t for t in threading.enumerate() if t.ident not in _known]

@@ -95,6 +95,7 @@ def test_what_is_the_targets() -> None:
 
 
 def test_a_thread_with_a_long_time_out_is_restless_and_one_without_is_not() -> None:
+    threads.begin()
     started = threading.Barrier(3)
     end = threading.Event()
 
@@ -121,8 +122,12 @@ def test_a_thread_with_a_long_time_out_is_restless_and_one_without_is_not() -> N
 
 
 def test_a_process_of_the_targets_is_company() -> None:
+    threads.begin()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         assert threads.company()
+        threads.begin()
+        assert not threads.company()  # what was there before a run is nobody's of ours
+        threads._known_children.discard(child.pid)
         assert "a process of its own" in threads.restless()
         child.communicate()
     assert "a process of its own" not in threads.restless()
