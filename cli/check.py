@@ -40,7 +40,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         junit.prepare(Path(options.junit))
     allure = _allure() if options.allure else None
     if allure is not None:
-        allure.make_folder(Path(options.allure))
+        crash.make_folder(Path(options.allure), "Allure results")
     if options.profile is not None:
         find_profile(options.profile)
     wanted = Options(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvconform.conformance.prefixes import Prefixes
+from kvconform.faults.packages import BY_ACTION
 from kvconform.scenario.actions import Arrive, action_from_json
 from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import Prompt
@@ -162,9 +163,7 @@ class Ledger:
         elif do == "step":
             return
         else:
-            package = {"abort": "abort", "hold": "delay", "release": "delay", "busy": "defer",
-                       "fail": "fail-load", "tick": "expire", "lose": "expire",
-                       "cut": "peer-gone"}.get(do)  # fmt: skip
+            package = BY_ACTION.get(do)
             if do == "reset":
                 package = "preempt" if data["action"].get("running") else "reset"
             if do == "lose" and event.request is not None:
@@ -339,6 +338,11 @@ class Ledger:
     def _after_tokens(self, event: Event) -> None:
         assert event.request is not None
         self.requests[event.request].delivered.extend(event.data["tokens"])
+
+    def deserted(self, facts: Facts) -> bool:
+        """Whether blocks are kept for another engine that may never come for them."""
+        alone = facts.lost or (facts.then is not None and self.faults["peer-gone"] > 0)
+        return facts.prefills and facts.delayed and not facts.sent and alone
 
     def has_computed(self, facts: Facts) -> bool:
         """Whether it was ever scheduled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvconform.faults.packages import BY_ACTION
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -113,14 +114,10 @@ SCENARIOS: dict[str, Scenario] = {
     ),
 }  # fmt: skip
 
-_PACKAGE = {"hold": "delay", "release": "delay", "abort": "abort", "busy": "defer",
-            "fail": "fail-load", "tick": "expire", "lose": "expire",
-            "cut": "peer-gone"}  # fmt: skip
-
 
 def packages_of(scenario: Scenario) -> frozenset[str]:
     """The fault packages whose actions a scenario uses."""
-    needed = {_PACKAGE[a.do] for a in scenario.actions if a.do in _PACKAGE}
+    needed = {BY_ACTION[a.do] for a in scenario.actions if a.do in BY_ACTION}
     arrivals = [a for a in scenario.actions if isinstance(a, Arrive)]
     if len(arrivals) > 1:
         needed.add("full-hit")

@@ -9,6 +9,7 @@ one user asks alone is a tail.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 from faker import Faker
 
@@ -53,21 +54,21 @@ class Traffic:
 
     def __init__(self, number: int, *, tenants: bool) -> None:
         _faker.seed_instance(number)
-        self._random = _faker.random
+        random = _faker.random
         companies = [None, None, *(_faker.company() for _ in range(2))] if tenants else [None]
         adapters = [None, None, _faker.slug()] if tenants else [None]
         self._chats = [
             Chat(
-                self._random.randrange(SYSTEM_PROMPTS),
-                16 * self._random.randint(1, 3) + self._random.choice((0, 0, 1, 7)),
-                self._random.choice(companies),
-                self._random.choice(adapters),
-                self._random.randrange(2),
+                random.randrange(SYSTEM_PROMPTS),
+                16 * random.randint(1, 3) + random.choice((0, 0, 1, 7)),
+                random.choice(companies),
+                random.choice(adapters),
+                random.randrange(2),
             )
-            for _ in range(self._random.randint(2, 4))
+            for _ in range(random.randint(2, 4))
         ]
         # What is drawn from here on must not depend on who else uses Faker.
-        self._random = type(self._random)(self._random.random())
+        self._random = Random(random.random())
 
     def next(self) -> Arrive:
         """The next request."""

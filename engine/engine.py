@@ -458,7 +458,7 @@ class Engine:
         Releases with cascade attention read the first so many blocks once, for the whole batch.
         """
         said = list(getattr(so, "num_common_prefix_blocks", None) or ())
-        if not any(said):
+        if not any(said) or not so.num_scheduled_tokens:
             return
         manager = self.scheduler.kv_cache_manager
         tables = [manager.get_block_ids(name) for name in so.num_scheduled_tokens]

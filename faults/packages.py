@@ -55,6 +55,9 @@ PACKAGES: tuple[Package, ...] = (
             actions=("cut",), orders=("cut", "dialect")),
 )  # fmt: skip
 
+BY_ACTION = {action: p.name for p in PACKAGES for action in p.actions if action != "reset"}
+"""The package that an action belongs to; a reset's depends on how it is done."""
+
 NAMES: tuple[str, ...] = tuple(p.name for p in PACKAGES)
 
 

@@ -49,22 +49,6 @@ _FAMILIES = {
 }
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder for results.
-
-    Raises:
-        UsageError: it cannot be made or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"Cannot make the folder {folder} for Allure results: {error.strerror}."
-        ) from None
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"The folder {folder} for Allure results cannot be written to.")
-
-
 def write(check: Mapping[str, Any], folder: Path, at: int | None = None) -> None:
     """Write the results of a check (see ``outcome``).
 

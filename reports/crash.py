@@ -67,8 +67,8 @@ def resolved(events: Iterable[Event] | None) -> tuple[str, ...]:
     return tuple(e.data["resolved"] for e in events or () if e.kind is Kind.ACTION)
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder for crash files.
+def make_folder(folder: Path, what: str = "crash files") -> None:
+    """Make a folder, before the work whose results it is for.
 
     Raises:
         UsageError: it cannot be made or written to.
@@ -76,11 +76,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"Cannot make the folder {folder} for crash files: {error.strerror}."
-        ) from None
+        raise UsageError(f"Cannot make the folder {folder} for {what}: {error.strerror}.") from None
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"The folder {folder} for crash files cannot be written to.")
+        raise UsageError(f"The folder {folder} for {what} cannot be written to.")
 
 
 def write(crash: Crash, folder: Path) -> Path:

@@ -179,11 +179,9 @@ def _fault(rule: Mapping[str, Any], fault: Mapping[str, Any]) -> Fault:
     if violation.consequence:
         gist.append(f"then: {violation.consequence}")
     if fault["path"]:
-        gist.append(f"reproduce: kvconform replay {fault['path']}")
+        gist.append(f"reproduce: {terminal.PROGRAM} replay {fault['path']}")
     text = terminal.fault(violation, scenario, events, rule, fault["path"], fault["runs"])
-    text = text.lstrip(
-        "\n="
-    )  # begins with the rule: of a message, often the first line alone is shown
+    text = text.lstrip("\n=")  # often the first line of a message alone is shown
     if not fault["confirmed"]:
         text += "\n  NOT CONFIRMED: played again, the scenario ended differently."
     return Fault(

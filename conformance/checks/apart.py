@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
-from kvconform.conformance.ledger import Facts
 from kvconform.scenario.trace import Event
 
 
@@ -52,15 +51,17 @@ class LeasesRunOut(Check):
     rule = "KVC-603"
 
     def on_idle(self, event: Event) -> None:
-        self.reached += sum(self._deserted(self.ledger.requests[n]) for n in event.data["held"])
+        self.reached += sum(
+            self.ledger.deserted(self.ledger.requests[name]) for name in event.data["held"]
+        )
 
     def on_action(self, event: Event) -> None:
         if event.data["action"]["do"] == "tick":
-            self.reached += sum(self._deserted(f) for f in self.ledger.alive())
+            self.reached += sum(map(self.ledger.deserted, self.ledger.alive()))
 
     def on_left(self, event: Event) -> None:
         facts = self.ledger.requests.get(event.request or "")
-        if event.data["what"] == "request" and facts is not None and self._deserted(facts):
+        if event.data["what"] == "request" and facts is not None and self.ledger.deserted(facts):
             self.fail(
                 event,
                 "kept for ever",
@@ -70,11 +71,6 @@ class LeasesRunOut(Check):
                 where="get_finished: finished_sending",
                 unsettled=("a clock that cannot be moved",) if event.data["foreign_clock"] else (),
             )
-
-    def _deserted(self, facts: Facts) -> bool:
-        """Whether blocks are kept for somebody who may never come."""
-        alone = facts.lost or (facts.then is not None and self.ledger.faults["peer-gone"] > 0)
-        return facts.prefills and facts.delayed and not facts.sent and alone
 
 
 CHECKS = (GivenBack, LeasesRunOut)

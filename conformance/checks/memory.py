@@ -70,7 +70,7 @@ class BlocksComeBack(Check):
         if facts is None:
             return
         if data["what"] == "request" and facts.delayed and not facts.sent:
-            if facts.ended_loading or facts.lost or self.ledger.faults["peer-gone"]:
+            if facts.ended_loading or self.ledger.deserted(facts):
                 return  # KVC-304, KVC-603
             ranks = sorted({rank for (d, rank), n in facts.reports.items() if n and d == "sending"})
             self.fail(

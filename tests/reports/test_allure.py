@@ -13,7 +13,7 @@ from tests.reports import made
 from tests.reports.results import attachments, labels, read, steps
 
 pytest.importorskip("allure_commons")
-from kvconform.reports import allure
+from kvconform.reports import allure, crash
 
 AT = 1_700_000_000_000
 
@@ -136,4 +136,4 @@ def test_every_finding_has_one_category(rule: str, category: str | None, folder:
 def test_a_bad_folder_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"^Cannot make the folder .* for Allure results: .*\.$"):
-        allure.make_folder(tmp_path / "file")
+        crash.make_folder(tmp_path / "file", "Allure results")

@@ -18,6 +18,7 @@ from kvconform.scenario.actions import (
     Action,
     Arrive,
     Busy,
+    Cut,
     Fail,
     Hold,
     Lose,
@@ -115,6 +116,9 @@ HISTORIES = (
             (*saved(50), Hold("load"), a(50), Step(), Abort(), Step(2), Arrive(Prompt(1, 100)),
              Step(2)), FULL),
     History("KVC-402", wrong.AlwaysDelays, "send never completed", (a(1),)),
+    # What is owed to nobody else is not excused because another engine cannot be reached.
+    History("KVC-402", wrong.AlwaysDelays, "send never completed",
+            (a(1), Step(3), Step(4, 1), Cut()), APART),
     History("KVC-402", further.FirstRankOnly, "send never completed", (a(16),), Shape(tp=2)),
     History("KVC-402", further.SurplusReport, "surplus report", (a(16),), Shape(tp=2)),
     History("KVC-401", further.SentWhenOffered, "offered blocks changed hands",
