@@ -213,7 +213,10 @@ class SchedulerHalf:
             or request.status not in _FINISHED_ON_ITS_OWN
         ):
             return None
-        blocks = block_ids[: -(-request.num_prompt_tokens // self.settings.block_size)]
+        count = -(-request.num_prompt_tokens // self.settings.block_size)
+        blocks = block_ids[:count]
+        if len(blocks) < count:
+            return None  # until 0.23 a preempted request may end, with a token that was under way
         job_id = self._new_id("offer")
         self._plan(job_id, request, life, "offer", (), blocks)
         address = self.settings.offer_address
