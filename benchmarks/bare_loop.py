@@ -33,7 +33,7 @@ from vllm.v1.request import Request
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from kvconform.engine import compat
-from kvconform.engine.compat.build import HEAD_SIZE, HEADS
+from kvconform.engine.compat.layout import HEAD_SIZE, HEADS
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 

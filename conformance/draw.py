@@ -51,8 +51,13 @@ def shapes(
 ) -> SearchStrategy[Shape]:
     """Shapes for a run with these fault packages; ``fixed`` fields are not drawn.
 
-    ``features`` are the target's: pipeline stages only where it claims ``pp``.
+    ``features`` are the target's: pipeline stages only where it claims ``pp``. What the installed
+    vLLM does not have is not drawn.
     """
+    from kvconform.engine import compat  # needs vLLM: not at import
+
+    def had(field: str, *values: str) -> SearchStrategy[str]:
+        return st.sampled_from([v for v in values if compat.supports(field, v)])
 
     @st.composite
     def draw_shape(draw: Draw) -> Shape:
@@ -71,10 +76,10 @@ def shapes(
             "max_num_batched_tokens": draw(st.sampled_from((64, 64, 24, 128))),
             # vLLM's first runner keeps the pipeline full instead of running ahead of itself.
             "async_scheduling": pp == 1 and draw(st.booleans()),
-            "policy": draw(st.sampled_from(("fcfs", "fcfs", "priority"))),
-            "runner": draw(st.sampled_from(("v1", "v1", "v2"))),
+            "policy": draw(had("policy", "fcfs", "fcfs", "priority")),
+            "runner": draw(had("runner", "v1", "v1", "v2")),
             "prefix_caching": draw(st.sampled_from((True, True, True, False))),
-            "load_failure_policy": draw(st.sampled_from(("recompute", "fail"))),
+            "load_failure_policy": draw(had("load_failure_policy", "recompute", "fail")),
         }
         return Shape(**(fields | dict(fixed)))
 

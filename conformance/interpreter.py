@@ -5,6 +5,7 @@ Total: an action without a referent is a recorded no-op, so every list of action
 
 from __future__ import annotations
 
+from kvconform.engine import compat
 from kvconform.engine.cluster import Cluster
 from kvconform.scenario.actions import (
     Abort,
@@ -58,7 +59,10 @@ class Interpreter:
                 effect = self.cluster.world.busy(action.lookups)
                 self._record(action, f"{action.lookups} lookups", effect)
             case Fail():
-                effect = self.cluster.world.fail(action.loads, action.blocks, action.rank)
+                # 0.11.0 cannot be told that a load has failed, so there none does.
+                effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.fail(
+                    action.loads, action.blocks, action.rank
+                )
                 self._record(action, _rank(action.rank), effect)
             case Tick():
                 self.cluster.clock.advance(action.seconds)
@@ -68,7 +72,9 @@ class Interpreter:
                 name = lost.request if lost else None
                 self._record(action, name or "nothing is on its way", bool(lost), request=name)
             case Cut():
-                effect = self.cluster.world.cut(action.engine, action.back)
+                effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.cut(
+                    action.engine, action.back
+                )
                 self._record(action, f"engine {action.engine % len(self.cluster.engines)}", effect)
             case _:
                 raise TypeError(f"unknown action {action!r}")

@@ -54,7 +54,7 @@ def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]
 
     def overridden(feature: str, *hooks: str) -> None:
         for hook in hooks:
-            if getattr(cls, hook, None) is not getattr(base, hook, None):
+            if hasattr(base, hook) and getattr(cls, hook) is not getattr(base, hook):
                 found.setdefault(feature, f"{hook} is overridden")
 
     overridden("async", "get_finished", "get_transfer_results")
@@ -86,11 +86,13 @@ def judge(cls: Any, target: Target) -> list[Violation]:
             "KVC-001", "abstract hook", name, f"an implementation of {name}", "none",
             "the class cannot be instantiated",
         )  # fmt: skip
-    arguments = len(inspect.signature(_base().__init__).parameters) - 1
-    if not _accepts(cls.__init__, arguments + 1):
+    wanted = list(inspect.signature(_base().__init__).parameters.values())[1:]
+    # Releases that can do without the last argument also call a constructor that does not take it.
+    counts = {len(wanted), sum(p.default is p.empty for p in wanted)}
+    if not any(_accepts(cls.__init__, count + 1) for count in counts):
         fail(
             "KVC-001", "constructor", "__init__",
-            "a constructor that takes (vllm_config, role, kv_cache_config)",
+            f"a constructor that takes ({', '.join(p.name for p in wanted)})",
             str(inspect.signature(cls.__init__)), "vLLM calls it with these, by position",
         )  # fmt: skip
     for name, hook in sorted(vars(_base()).items()):

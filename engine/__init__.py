@@ -15,7 +15,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the worker halves are driven through the V1 runner's mixin
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # while it is imported: kernels and devices that are not here
     "VLLM_HOST_IP": "127.0.0.1",
     "PYTHONHASHSEED": "0",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",

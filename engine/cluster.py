@@ -83,6 +83,7 @@ class Cluster:
 
     Raises:
         UsageError: the target cannot be set up with this shape.
+        RefusedError: this vLLM, or the target, does not serve this shape.
     """
 
     def __init__(
@@ -93,6 +94,10 @@ class Cluster:
         trace: Trace,
         halt: Callable[[], bool] = lambda: False,
     ) -> None:
+        for field in dataclasses.fields(shape):
+            value = getattr(shape, field.name)
+            if not compat.supports(field.name, value):
+                raise RefusedError(f"vLLM {compat.vllm_version()} has no {field.name} {value!r}")
         self.target = target
         self.shape = shape
         self.world = world
@@ -223,8 +228,10 @@ class Cluster:
             priority=leg.priority, params=params,
         )  # fmt: skip
 
-    def step(self, engine: int) -> bool:
+    def step(self, engine: int, last: bool = False) -> bool:
         """An engine takes a step; what it finished prefilling goes on to its decoder.
+
+        ``last``: nothing arrives any more.
 
         Returns:
             False when there was nothing to do.
@@ -232,7 +239,7 @@ class Cluster:
         Raises:
             HaltedError: the run is over.
         """
-        worked = self.engines[engine].step()
+        worked = self.engines[engine].step(last)
         threads.settle()
         ended, self.engines[engine].delivered = self.engines[engine].delivered, []
         for one in ended:
@@ -313,7 +320,7 @@ class Cluster:
         idle = 0
         for _ in range(2 * IDLE_STEPS + STEPS_PER_TOKEN * owed):
             seen = len(self.trace)
-            worked = [self.step(engine.index) for engine in self.engines]
+            worked = [self.step(engine.index, last=True) for engine in self.engines]
             if not any(worked):
                 break
             idle = idle + 1 if self._idle_since(seen) else 0
@@ -338,7 +345,7 @@ class Cluster:
             seen = len(self.trace)
             time.sleep(10 * threads.LOOK)
             for engine in self.engines:
-                self.step(engine.index)
+                self.step(engine.index, last=True)
             if not self._idle_since(seen):
                 self._until_idle()
                 fruit, end = True, time.monotonic() + patience

@@ -26,12 +26,6 @@ from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 from kvconform.scenario.trace import Event, Kind, Trace
 
-_HOLDERS = (  # scheduler state that has to be empty when nothing is going on
-    "running", "waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting",
-    "finished_recving_kv_req_ids", "failed_recving_kv_req_ids", "deferred_frees",
-    "deferred_loads", "_inflight_prefills",
-)  # fmt: skip
-
 
 class HaltedError(Exception):
     """The run is over: something broke, or the referee has seen enough."""
@@ -94,7 +88,7 @@ class Engine:
         self._queue: deque[tuple[Any, bytes, Any]] = deque()
         self._snapshot: Any = None
         self._misread: list[tuple[str, Found]] = []
-        self._unprocessed: list[set[int]] = []
+        self._unprocessed: list[frozenset[int]] = []
         self._left_with: dict[str, Any] = {}
         self.delivered: list[Delivered] = []
         try:
@@ -143,11 +137,11 @@ class Engine:
         said = {}
         for worker, config in zip(self.workers, self._configs, strict=True):
             with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
-                metadata = worker.connector.get_handshake_metadata()
+                metadata = compat.handshake(worker.connector)
             if metadata is not None:
                 said[worker.stage, worker.rank % self.shape.tp] = metadata
         if said:
-            self.connector.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(said)))
+            compat.shake_hands(self.connector, pickle.loads(pickle.dumps(said)))
 
     # -- what the outside does to an engine ------------------------------------------------------
 
@@ -187,13 +181,10 @@ class Engine:
 
     def reset(self, running: bool, connector: bool) -> bool:
         """The operator resets the prefix cache; returns whether vLLM says that it succeeded."""
+        choices = compat.reset_choices(running, connector)
         with self._phase():
             try:
-                done = bool(
-                    self.scheduler.reset_prefix_cache(
-                        reset_running_requests=running, reset_connector=connector
-                    )
-                )
+                done = bool(self.scheduler.reset_prefix_cache(**choices))
             except RuntimeError as error:
                 # The engine reports this to the operator and lives on: requests that wait for
                 # remote KV cannot be reset.
@@ -209,7 +200,8 @@ class Engine:
         self.trace.emit(
             Event(
                 Kind.RESET, self.index, self.step_number, None, None,
-                {"running": running, "connector": connector, "ok": done},
+                {"running": choices.get("reset_running_requests", False),
+                 "connector": choices.get("reset_connector", False), "ok": done},
             )
         )  # fmt: skip
         self._observe()
@@ -226,25 +218,32 @@ class Engine:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def has_work(self) -> bool:
-        """Whether the real engine loop would take another step."""
-        return bool(self._queue) or bool(self.scheduler.has_requests())
+    def has_work(self, last: bool = False) -> bool:
+        """Whether the real engine loop would take another step.
 
-    def step(self) -> bool:
-        """One turn of the engine loop; False when there was nothing to do.
+        Until 0.20 it rests while blocks of finished requests are still being sent, and hears that
+        they have been only when the next request comes. ``last``: there is no next one, go on.
+        """
+        return bool(self._queue) or self._has_requests(last)
+
+    def _has_requests(self, last: bool) -> bool:
+        return bool(self.scheduler.has_requests() or (last and self.scheduler.requests))
+
+    def step(self, last: bool = False) -> bool:
+        """One turn of the engine loop; False when there was nothing to do (see ``has_work``).
 
         Raises:
             HaltedError: the run is over.
         """
-        if not self.has_work():
+        if not self.has_work(last):
             return False
         if self._depth > 1:
             # EngineCore.step_with_batch_queue: batches run ahead of the one being processed.
-            if self.scheduler.has_requests():
+            if self._has_requests(last):
                 self._queue.append(self._schedule_and_execute())
                 so = self._queue[-1][0]
                 if len(self._queue) < self._depth and (
-                    so.total_num_scheduled_tokens or self.scheduler.has_requests()
+                    so.total_num_scheduled_tokens or self._has_requests(last)
                 ):
                     return True
             self._update(*self._queue.popleft())
@@ -280,11 +279,9 @@ class Engine:
                 output = worker.execute(step, self._note_misread)
                 outputs.append(pickle.loads(pickle.dumps(output)))
             self._check_halt()  # after a wrong answer nothing more can be made of the step
-            self._emit_ran(worker.rank, outputs[-1].kv_connector_output)
-        self._unprocessed.append(
-            {b for o in outputs if o.kv_connector_output
-             for b in o.kv_connector_output.invalid_block_ids or ()}
-        )  # fmt: skip
+            self._emit_ran(worker.rank, compat.reported(outputs[-1].kv_connector_output))
+        reports = [compat.reported(o.kv_connector_output) for o in outputs]
+        self._unprocessed.append(frozenset().union(*(r.invalid for r in reports)))
         self._blame_misread()
         with self._phase():
             output = outputs[0]
@@ -302,11 +299,9 @@ class Engine:
             raise HaltedError from error
 
     def _update(self, so: Any, metadata: bytes, output: Any) -> None:
-        aborts, self._aborts = self._aborts, []
-        for request_id in aborts:
-            self.abort(request_id)
-        report = output.kv_connector_output
-        self._emit_report(Kind.OUTPUT, None, report)
+        if compat.ABORTS_WITHIN_STEPS:
+            self._abort_those_meanwhile()
+        self._emit_report(Kind.OUTPUT, None, compat.reported(output.kv_connector_output))
         if (
             so.kv_connector_metadata is not None
             and pickle.dumps(so.kv_connector_metadata) != metadata
@@ -335,6 +330,13 @@ class Engine:
                     self.delivered.append(Delivered(one.request_id, str(one.finish_reason), params))
         self._observe()
         self._check_halt()
+        self._abort_those_meanwhile()
+
+    def _abort_those_meanwhile(self) -> None:
+        """Deliver the aborts that came while a step was being executed."""
+        aborts, self._aborts = self._aborts, []
+        for request_id in aborts:
+            self.abort(request_id)
 
     # -- watching ---------------------------------------------------------------------------------
 
@@ -382,11 +384,12 @@ class Engine:
         data = {"old": names[0], "new": names[1]}
         self.trace.emit(Event(Kind.STATUS, self.index, self.step_number, request, None, data))
 
-    def _before_alloc(self, request: Any, blocks: Any, external: int) -> None:
+    def _before_alloc(self, request: Any, _blocks: Any, external: int) -> None:
         """Blocks were allocated: they change hands, and what the connector promised is owed."""
         name = request.request_id
         self._admitted.add(name)
-        groups = [list(ids) for ids in blocks.get_block_ids()]
+        # The argument holds all blocks of the request, or (until 0.13) the new ones of this call.
+        groups = [list(ids) for ids in self.scheduler.kv_cache_manager.get_block_ids(name)]
         flat = [b for ids in groups for b in ids]
         fresh = request.num_computed_tokens == 0
         local, is_async = 0, False
@@ -447,7 +450,7 @@ class Engine:
                     "tokens": dict(so.num_scheduled_tokens),
                     "free": self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
                     "finished": set(so.finished_req_ids),
-                    "preempted": set(getattr(so, "preempted_req_ids", None) or ()),
+                    "preempted": compat.preempted(so),
                 },
             )
         )  # fmt: skip
@@ -457,8 +460,8 @@ class Engine:
 
         Releases with cascade attention read the first so many blocks once, for the whole batch.
         """
-        said = list(getattr(so, "num_common_prefix_blocks", None) or ())
-        if not any(said) or not so.num_scheduled_tokens:
+        said = compat.common_prefix_blocks(so)
+        if not any(said) or not so.num_scheduled_tokens:  # of nobody, nothing is read
             return
         manager = self.scheduler.kv_cache_manager
         tables = [manager.get_block_ids(name) for name in so.num_scheduled_tokens]
@@ -474,21 +477,18 @@ class Engine:
             )
         )  # fmt: skip
 
-    def _emit_ran(self, rank: int, report: Any) -> None:
-        if report is not None:
-            self.memory.failed(report.invalid_block_ids or ())
-            for name in getattr(report, "failed_recving", None) or ():
-                self.memory.failed_request(name)
+    def _emit_ran(self, rank: int, report: compat.Report) -> None:
+        self.memory.failed(report.invalid)
+        for name in report.failed:
+            self.memory.failed_request(name)
         self._emit_report(Kind.RAN, rank, report)
 
-    def _emit_report(self, kind: Kind, rank: int | None, report: Any) -> None:
-        if report is None:
-            return
+    def _emit_report(self, kind: Kind, rank: int | None, report: compat.Report) -> None:
         data = {
-            "recving": set(report.finished_recving or ()),
-            "sending": set(report.finished_sending or ()),
-            "invalid": set(report.invalid_block_ids or ()),
-            "failed": set(getattr(report, "failed_recving", None) or ()),
+            "recving": set(report.recving),
+            "sending": set(report.sending),
+            "invalid": set(report.invalid),
+            "failed": set(report.failed),
         }
         if any(data.values()):
             self.trace.emit(Event(kind, self.index, self.step_number, None, rank, data))
@@ -534,11 +534,9 @@ class Engine:
         before = len(self.trace)
         for name, request in scheduler.requests.items():
             self._left("request", name, request.status.name)
-        for holder in _HOLDERS:
-            held = getattr(scheduler, holder, None)
-            if held:
-                names = [getattr(h, "request_id", str(h)) for h in held]
-                self._left(holder, min(names), f"{len(names)} entries")
+        for holder, held in compat.holders(scheduler):
+            names = [getattr(h, "request_id", str(h)) for h in held]
+            self._left(holder, min(names), f"{len(names)} entries")
         pool = manager.block_pool
         free = pool.get_num_free_blocks()
         if free != self.shape.num_blocks - 1:
@@ -549,12 +547,8 @@ class Engine:
             for name in single.req_to_blocks:
                 self._left(f"block table of group {group}", name, "still there")
         if self._aggregator is not None:
-            for direction in ("recv", "send"):
-                counts = getattr(self._aggregator, f"_{direction}_remaining_count", {})
-                for name, count in counts.items():
-                    self._left("aggregator", name, f"{direction}: {count} reports more expected")
-            for name in getattr(self._aggregator, "_failed_recving_pending", ()):
-                self._left("aggregator", name, "failed_recving without finished_recving")
+            for name, what in compat.awaited(self._aggregator).items():
+                self._left("aggregator", name, what)
         return len(self.trace) == before
 
     def _left(self, what: str, owner: str | None, detail: str) -> None:
@@ -596,12 +590,12 @@ def _shape_of(so: Any) -> Any:
         [(n.req_id, tuple(map(tuple, n.block_ids)), n.num_computed_tokens,
           tuple(n.prompt_token_ids or ()))
          for n in so.scheduled_new_reqs],
-        set(cached.resumed_req_ids),
+        set(compat.resumed(cached)),
         [len(tokens) for tokens in cached.new_token_ids],
-        list(cached.num_output_tokens),
-        {name: len(tokens) for name, tokens in cached.all_token_ids.items()},
+        list(compat.output_counts(cached)),
+        {name: len(tokens) for name, tokens in compat.all_tokens(cached).items()},
         dict(so.scheduled_spec_decode_tokens),
         [(name, ids and tuple(map(tuple, ids)), computed) for name, ids, computed in
          zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)],
-        set(getattr(so, "preempted_req_ids", None) or ()),
+        compat.preempted(so),
     )  # fmt: skip

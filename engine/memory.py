@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kvconform.engine.compat.build import HEAD_SIZE, HEADS
+from kvconform.engine.compat.layout import HEAD_SIZE, HEADS
 from kvconform.engine.oracle import WORDS, Words, poison, words_of
 from kvconform.scenario.shape import Shape
 

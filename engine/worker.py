@@ -106,29 +106,31 @@ class Worker:
         for request_id in so.finished_req_ids:
             self.views.pop(request_id, None)
         for new in so.scheduled_new_reqs:
-            # The second runner gets resumed requests as new ones, with all their tokens.
-            tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
             self.views[new.req_id] = View(
-                list(tokens),
+                list(compat.new_tokens(new)),
                 len(new.prompt_token_ids),
                 [np.array(ids, dtype=np.int64) for ids in new.block_ids],
                 self._stream_of(new.req_id),
             )
         cached = so.scheduled_cached_reqs
+        resumed, all_tokens = compat.resumed(cached), compat.all_tokens(cached)
+        counts = compat.output_counts(cached)
         for i, request_id in enumerate(cached.req_ids):
             view = self.views[request_id]
             new_ids = cached.new_block_ids[i]
-            if request_id in cached.resumed_req_ids:
+            if request_id in resumed:
                 view.tables = [np.array(ids, dtype=np.int64) for ids in new_ids]
             elif new_ids is not None:
                 view.tables = [
                     np.concatenate((table, np.array(ids, dtype=np.int64))) if ids else table
                     for table, ids in zip(view.tables, new_ids, strict=True)
                 ]
-            if request_id in cached.all_token_ids:
-                view.tokens = list(cached.all_token_ids[request_id])
-            # Tokens that the scheduler dropped after a failed synchronous load go here too.
-            del view.tokens[view.prompt_length + cached.num_output_tokens[i] :]
+            if request_id in all_tokens:
+                view.tokens = list(all_tokens[request_id])
+            count = counts[i]
+            if count is not None:
+                # Tokens that the scheduler dropped after a failed synchronous load go here too.
+                del view.tokens[view.prompt_length + count :]
 
     def _batch(self, so: Any) -> list[tuple[str, View, int, int]]:
         starts = {n.req_id: n.num_computed_tokens for n in so.scheduled_new_reqs}
@@ -166,7 +168,7 @@ class Worker:
         """Write the KV of the scheduled tokens, read all of it back, choose the next tokens."""
         streams = [self._followed(view, end) for _, view, _, end in batch]
         misread: set[str] = set()
-        hooks = getattr(self.connector, "has_connector_metadata", lambda: True)()
+        hooks = compat.calls_layer_hooks(self.connector)
         layer = 0
         for group, names in enumerate(self.groups):
             for name in names:

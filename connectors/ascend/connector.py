@@ -7,6 +7,7 @@ half that it is.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from vllm.distributed.parallel_state import (
     model_parallel_is_initialized,
 )
 
+from kvconform.connectors.ascend.carrier import AS_STATISTICS, ReportAsStats
 from kvconform.connectors.ascend.device import select_device
 from kvconform.connectors.ascend.metadata import StepJobs, WorkerReport
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
@@ -30,6 +32,7 @@ from kvconform.connectors.ascend.worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -65,7 +68,10 @@ class AscendConnector(KVConnectorBase_V1):
         role: KVConnectorRole,
         kv_cache_config: KVCacheConfig | None = None,
     ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
+        if "kv_cache_config" in inspect.signature(super().__init__).parameters:
+            super().__init__(vllm_config, role, kv_cache_config)
+        else:  # 0.11.0
+            super().__init__(vllm_config, role)
         settings = Settings.read(vllm_config, kv_cache_config)
         rank = 0
         if role == KVConnectorRole.WORKER and model_parallel_is_initialized():
@@ -168,3 +174,9 @@ class AscendConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         return self.worker.build_connector_worker_meta()
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        if not AS_STATISTICS or self._worker is None:
+            return None
+        report = self._worker.build_connector_worker_meta()
+        return ReportAsStats(report=report) if report is not None else None

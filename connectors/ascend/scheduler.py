@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs, WorkerReport
+from kvconform.connectors.ascend.carrier import delivered
+from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.transport import Transport
 
@@ -213,7 +214,10 @@ class SchedulerHalf:
             or request.status not in _FINISHED_ON_ITS_OWN
         ):
             return None
-        blocks = block_ids[: -(-request.num_prompt_tokens // self.settings.block_size)]
+        count = -(-request.num_prompt_tokens // self.settings.block_size)
+        blocks = block_ids[:count]
+        if len(blocks) < count:
+            return None  # until 0.23 a preempted request may end, with a token that was under way
         job_id = self._new_id("offer")
         self._plan(job_id, request, life, "offer", (), blocks)
         address = self.settings.offer_address
@@ -318,8 +322,8 @@ class SchedulerHalf:
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Count the ranks that closed a job; with the last one, settle with the store (SCH-21)."""
-        report = connector_output.kv_connector_worker_meta
-        if not isinstance(report, WorkerReport):
+        report = delivered(connector_output)
+        if report is None:
             return
         for job_id, closing in report.closings.items():
             opened = self._open.get(job_id)

@@ -1,44 +1,79 @@
 """The installed vLLM's API behind one small interface; the only place that may look at a version.
 
-Eras differ in signatures, not in meaning, so most of it goes by feature: keyword arguments are
-filtered through the signature of what is called.
+Releases differ in signatures more than in meaning, so it goes by feature: keyword arguments are
+filtered through the signature of what is called, and a method or field that is absent is not asked
+for. Version numbers stand in comments only: they say until or since which of the releases tried
+(0.11.0 to 0.33.0) something is so.
 """
 
+from kvconform.engine.compat import prepare  # noqa: F401 - before anything else of vLLM
+
+# isort: split
+
+from kvconform.engine.compat.attention import attention_metadata
 from kvconform.engine.compat.build import (
     Parts,
-    build_config,
-    build_kv_cache_config,
     build_request,
     build_scheduler,
     build_worker_connector,
-    concurrent_batches,
-    config_state,
     connector_class,
     finished_status,
-    forget_configs,
-    layer_names,
-    supports_groups,
-    vllm_version,
 )
-from kvconform.engine.compat.run import (
-    attention_metadata,
-    connector_step,
-    handle_preemptions,
+from kvconform.engine.compat.can import supports, supports_groups, vllm_version
+from kvconform.engine.compat.config import (
+    build_config,
+    concurrent_batches,
+    config_state,
+    forget_configs,
+)
+from kvconform.engine.compat.control import (
+    ABORTS_WITHIN_STEPS,
+    handshake,
+    holders,
+    reset_choices,
+    shake_hands,
+)
+from kvconform.engine.compat.layout import build_kv_cache_config, layer_names
+from kvconform.engine.compat.outputs import (
+    REPORTS_FAILED_LOADS,
+    Report,
+    awaited,
     no_forward_output,
-    rank_scope,
-    register_kv_caches,
+    reported,
     runner_output,
     world_output,
 )
+from kvconform.engine.compat.ranks import rank_scope
+from kvconform.engine.compat.step import (
+    calls_layer_hooks,
+    connector_step,
+    handle_preemptions,
+    register_kv_caches,
+)
+from kvconform.engine.compat.wire import (
+    all_tokens,
+    common_prefix_blocks,
+    new_tokens,
+    output_counts,
+    preempted,
+    resumed,
+)
 
 __all__ = [
+    "ABORTS_WITHIN_STEPS",
+    "REPORTS_FAILED_LOADS",
     "Parts",
+    "Report",
+    "all_tokens",
     "attention_metadata",
+    "awaited",
     "build_config",
     "build_kv_cache_config",
     "build_request",
     "build_scheduler",
     "build_worker_connector",
+    "calls_layer_hooks",
+    "common_prefix_blocks",
     "concurrent_batches",
     "config_state",
     "connector_class",
@@ -46,11 +81,21 @@ __all__ = [
     "finished_status",
     "forget_configs",
     "handle_preemptions",
+    "handshake",
+    "holders",
     "layer_names",
+    "new_tokens",
     "no_forward_output",
+    "output_counts",
+    "preempted",
     "rank_scope",
     "register_kv_caches",
+    "reported",
+    "reset_choices",
+    "resumed",
     "runner_output",
+    "shake_hands",
+    "supports",
     "supports_groups",
     "vllm_version",
     "world_output",

@@ -202,10 +202,11 @@ def test_a_toml_file_is_a_target(tmp_path: Path) -> None:
     ],
 )
 def test_a_target_that_takes_its_process_down_is_named(name: str, how: str, tmp_path: Path) -> None:
-    limits = ("--hang-limit", "3s", "--memory-limit", "2g")
+    # Only what hangs shall meet that limit: elsewhere a slow machine would decide what is named.
+    limits = ("--hang-limit", "8s" if name == "hangs" else "120s", "--memory-limit", "2g")
     done = kvconform("check", f"zoo:{name}-in-hook", "--level", "L1", *limits, cwd=tmp_path)
     assert done.returncode == 5
-    assert f"KILLED  the target's process {how}" in done.stdout
+    assert f"KILLED  the target's process {how}" in done.stdout, done.stdout
     assert "worker half: start_load_kv" in done.stdout
     assert "Traceback" not in done.stderr
     (path,) = (tmp_path / ".kvconform").glob("KVC-010-*.json")

@@ -41,14 +41,17 @@ class LayerByLayer(KVConnectorBase_V1):
 
     background = False
 
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        # 0.11.0 neither passes nor takes the last one.
+        more = () if kv_cache_config is None else (kv_cache_config,)
+        super().__init__(vllm_config, role, *more)
         self.size = vllm_config.cache_config.block_size
         self.ranks = vllm_config.parallel_config.tensor_parallel_size
         self.store = store(vllm_config.kv_transfer_config.kv_connector_extra_config["store"])
         self.requests: dict[str, Any] = {}
         self.tables: dict[str, list[int]] = {}
         self.local: dict[str, int] = {}
+        self.loading: set[str] = set()
         self.step = Step()
         self.caches: dict[str, Any] = {}
         self.done: set[str] = set()
@@ -71,7 +74,15 @@ class LayerByLayer(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         name = request.request_id
         self.requests[name] = request
-        self.tables[name] = list(blocks.get_block_ids()[0])
+        ids = list(blocks.get_block_ids()[0])
+        if name in self.loading:
+            # Until 0.13 the second call has the blocks that are new; later it has all of them.
+            self.loading.remove(name)
+            held = self.tables[name]
+            ids = ids if ids[: len(held)] == held else held + ids
+        elif self.background and num_external_tokens:
+            self.loading.add(name)
+        self.tables[name] = ids
         if num_external_tokens:
             first = self.local[name]
             span = slice(first, first + num_external_tokens // self.size)
@@ -83,10 +94,14 @@ class LayerByLayer(KVConnectorBase_V1):
         step, self.step = self.step, Step()
         cached = scheduler_output.scheduled_cached_reqs
         computed = {r.req_id: r.num_computed_tokens for r in scheduler_output.scheduled_new_reqs}
+        resumed = getattr(cached, "resumed_req_ids", None)
+        if resumed is None:  # 0.11.0
+            flags = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)
+            resumed = {name for name, flag in flags if flag}
         for i, name in enumerate(cached.req_ids):
             computed[name] = cached.num_computed_tokens[i]
             new = cached.new_block_ids[i]
-            if name in cached.resumed_req_ids:
+            if name in resumed:
                 self.tables[name] = list(new[0])
             elif new is not None:
                 self.tables[name] += new[0]
@@ -103,6 +118,7 @@ class LayerByLayer(KVConnectorBase_V1):
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         for table in (self.requests, self.tables, self.local):
             table.pop(request.request_id, None)
+        self.loading.discard(request.request_id)
         return False, None
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
-    SupportsHMA,
 )
 
 from kvconform.scenario.target import Target
+
+SupportsHMA: Any = getattr(base, "SupportsHMA", object)  # not in 0.11.0
 
 
 class Nothing(KVConnectorBase_V1):

@@ -88,9 +88,12 @@ def test_what_is_the_targets() -> None:
     class Mine(Iterator[int]): ...
 
     assert clock.packages_of(Mine) >= {__name__.partition(".")[0]}
-    from kvconform.connectors.zoo.wrong_block import WrongBlock
-
-    packages = clock.packages_of(WrongBlock)
+    zoo = pytest.importorskip(
+        "kvconform.connectors.zoo.wrong_block",
+        reason="the zoo needs vLLM 0.18",
+        exc_type=ImportError,
+    )
+    packages = clock.packages_of(zoo.WrongBlock)
     assert packages == {"kvconform.connectors.zoo", "kvconform.connectors.ascend"}
 
 

@@ -1,0 +1,130 @@
+"""vLLM's config of one process of one engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+
+from kvconform.engine.compat.fit import fitting
+from kvconform.engine.compat.layout import model_dir
+from kvconform.scenario.shape import Shape
+from kvconform.scenario.target import Target
+
+
+@functools.lru_cache(maxsize=256)
+def _config(
+    cls: str, role: str, engine: int, rank: int | None, shape: Shape, hybrid: bool
+) -> VllmConfig:
+    module, _, class_name = cls.partition(":")
+    parallel = ParallelConfig()
+    # Set afterwards: the constructor would look for as many devices as there are ranks.
+    parallel.tensor_parallel_size = shape.tp
+    parallel.pipeline_parallel_size = shape.pp
+    parallel.world_size = shape.ranks
+    parallel.rank = rank or 0
+    folder = model_dir()
+    config = VllmConfig(
+        model_config=ModelConfig(
+            **fitting(
+                ModelConfig,
+                model=folder,
+                tokenizer=folder,
+                skip_tokenizer_init=True,
+                dtype="float32",
+                seed=0,
+                max_model_len=shape.max_model_len,
+                enforce_eager=True,
+            )
+        ),
+        scheduler_config=SchedulerConfig(
+            **fitting(
+                SchedulerConfig,
+                max_num_seqs=shape.max_num_seqs,
+                max_num_batched_tokens=shape.max_num_batched_tokens,
+                max_model_len=shape.max_model_len,
+                is_encoder_decoder=False,
+                enable_chunked_prefill=True,
+                async_scheduling=shape.async_scheduling,
+                disable_hybrid_kv_cache_manager=not hybrid,
+                policy=shape.policy,
+                watermark=0.0,
+            )
+        ),
+        cache_config=CacheConfig(
+            **fitting(
+                CacheConfig,
+                block_size=shape.block_size,
+                enable_prefix_caching=shape.prefix_caching,
+                prefix_caching_hash_algo="sha256",
+            )
+        ),
+        kv_transfer_config=KVTransferConfig(
+            **fitting(
+                KVTransferConfig,
+                kv_connector=class_name,
+                kv_connector_module_path=module,
+                kv_role=role,
+                engine_id=f"e{engine}",
+                kv_load_failure_policy=shape.load_failure_policy,
+            )
+        ),
+        parallel_config=parallel,
+        device_config=DeviceConfig("cpu"),
+    )
+    # __post_init__ may turn async scheduling on by itself.
+    config.scheduler_config.async_scheduling = shape.async_scheduling
+    config.cache_config.num_gpu_blocks = shape.num_blocks
+    return config
+
+
+def build_config(
+    target: Target, engine: int, rank: int | None, shape: Shape, extra: Mapping[str, Any]
+) -> VllmConfig:
+    """The config of one process of one engine: of a rank, or (None) of the scheduler.
+
+    Built once per shape; ``extra`` is set for this run.
+    """
+    role = target.role
+    if shape.topology == "pd" and role == "kv_both":
+        role = "kv_consumer" if engine else "kv_producer"
+    config = _config(target.cls, role, engine, rank, shape, bool(shape.window))
+    assert config.kv_transfer_config is not None
+    config.kv_transfer_config.kv_connector_extra_config = dict(extra)
+    return config
+
+
+def config_state(config: VllmConfig) -> str:
+    """What a target must leave alone in a config that later runs share, as text to compare."""
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    parts = (
+        config.cache_config.block_size,
+        config.cache_config.num_gpu_blocks,
+        config.cache_config.enable_prefix_caching,
+        vars(config.scheduler_config),
+        {k: v for k, v in vars(transfer).items() if k != "kv_connector_extra_config"},
+        (config.parallel_config.world_size, config.parallel_config.rank),
+    )
+    return repr(parts)
+
+
+def concurrent_batches(config: VllmConfig, shape: Shape) -> int:
+    """Steps that may be under way at once."""
+    default = 2 if shape.async_scheduling else shape.pp
+    return int(getattr(config, "max_concurrent_batches", default))
+
+
+def forget_configs() -> None:
+    """Build configs anew from now on: a target changed one that is shared between runs."""
+    _config.cache_clear()
