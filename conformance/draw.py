@@ -42,8 +42,8 @@ TIGHT = 20
 RARE = 1000
 """Families from here on are never drawn twice: prompts that share nothing."""
 
-_IDENTITIES = ((None, None), ("a", None), ("b", None), (None, "a"), ("a", "a"))
-"""Salts and adapters."""
+_IDENTITIES = ((None, None), ("a", None), ("b", None), (None, "x"), ("a", "x"))
+"""Salts and adapters; never of the same name, which vLLM's hashes do not tell apart until 0.27."""
 
 
 def shapes(
@@ -318,6 +318,16 @@ class Moves:
         return (first, *self._through(first, 5), Reset(engine=self._home(first)), fail, again,
                 *more, *self._through(again, self.draw(st.integers(1, 2))), *after,
                 *((again,) if after else ()))  # fmt: skip
+
+    def _same_id(self) -> Move:
+        """A client takes an id again, at once or later; the old request's KV may be on its way."""
+        first = self._arrival()
+        held: Move = (
+            (Hold("save"),) if "delay" in self.packages and self.draw(st.booleans()) else ()
+        )
+        again = dataclasses.replace(self._arrival(), again=self.draw(st.integers(0, 1)))
+        return (*held, first, *self._through(first, self.draw(st.integers(1, 5))), again,
+                *self._steps())  # fmt: skip
 
     # -- prefill and decode apart -----------------------------------------------------------------
 

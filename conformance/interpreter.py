@@ -81,16 +81,30 @@ class Interpreter:
 
     def _arrive(self, action: Arrive) -> None:
         cluster = self.cluster
-        engine = cluster.place(action.engine)
+        name = self._id_of(action)
+        old = cluster.arrived.get(name)
+        engine = old.engine if old is not None else cluster.place(action.engine)
         fits = cluster.shape.fits(action.prompt.num_tokens + action.max_tokens)
-        name = cluster.next_name()
         if not fits or action.max_tokens < 1:
             self._record(action, "does not fit into the pool", False, engine=engine)
             return
+        in_use = old is not None and cluster.engines[engine].status(name) is not None
+        if in_use and not compat.TAKES_IDS_IN_USE:
+            self._record(action, f"{name} is in use", False, engine=engine)
+            return
         self._record(action, name, True, engine=engine, request=name)
         cluster.arrive(
-            action.prompt, action.max_tokens, action.identity, action.engine, action.priority
-        )
+            action.prompt, action.max_tokens, action.identity,
+            action.engine if old is None else engine, action.priority, name=name,
+        )  # fmt: skip
+
+    def _id_of(self, action: Arrive) -> str:
+        """The id that a request comes with."""
+        cluster = self.cluster
+        if action.again is None or cluster.shape.topology == "pd":  # there legs have ids in common
+            return cluster.next_name()
+        over = [name for name in cluster.arrived if cluster.is_over(name)]
+        return over[-1 - action.again % len(over)] if over else cluster.next_name()
 
     def _abort(self, action: Abort) -> None:
         live = self.cluster.live()

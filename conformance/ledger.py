@@ -173,6 +173,9 @@ class Ledger:
         self.world_version += 1
 
     def _arrive(self, name: str, engine: int, action: Arrive) -> None:
+        if name in self.requests:
+            self._supersede(name)
+            self.faults["same-id"] += 1
         facts = Facts(name, engine, action.prompt, action.identity, action.max_tokens)
         if self.shape.topology == "pd":
             facts.prefills, facts.max_tokens = True, 1
@@ -183,6 +186,15 @@ class Ledger:
             self.faults["full-hit"] += 1
         if facts.foreign >= self.shape.block_size:
             self.faults["tenants"] += 1
+
+    def _supersede(self, name: str) -> None:
+        """Another request has this id now; what is known of the old one goes on under another."""
+        old = self.requests.pop(name)
+        self._current.pop(name, None)
+        old.name = f"{name} of old, {len(self.requests)}"
+        self.requests[old.name] = old
+        self._computed.pop(name, None)
+        self._forgive(name)
 
     def _forwarded(self, event: Event) -> None:
         assert event.request is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from kvconform.conformance.checks import ALL, Check
 from kvconform.conformance.ledger import Ledger
+from kvconform.conformance.rules import BY_ID
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
 from kvconform.scenario.violation import Violation
@@ -15,16 +16,24 @@ _EARS: dict[type[Check], tuple[str, ...]] = {
     check: tuple(name for name in dir(check) if name.startswith("on_")) for check in ALL
 }
 
+_LAST_WORDS = {Kind.LEFT: "stuck", Kind.RESTED: "never_woke"}
+"""Evidence that is judged only when a run has ended and nobody has objected to anything."""
+
 
 class Referee:
     """Judges one run.
+
+    Args:
+        target_class: the class under test, for fingerprints.
+        shape: the run's.
+        vllm: the version that it runs on; objections with rules that are not of it are dropped.
 
     Attributes:
         ledger: the facts, derived from events.
         violation: the first objection; it ends the run.
     """
 
-    def __init__(self, target_class: str, shape: Shape) -> None:
+    def __init__(self, target_class: str, shape: Shape, vllm: str = "") -> None:
         self.ledger = Ledger(shape)
         self.violation: Violation | None = None
         self.checks: list[Check] = [c(self.ledger, target_class, self._object) for c in ALL]
@@ -32,7 +41,8 @@ class Referee:
         for check in self.checks:
             for name in _EARS[type(check)]:
                 self._ears[name[3:]].append(getattr(check, name))
-        self._left: list[Event] = []
+        self._vllm = vllm
+        self._last_words: dict[str, Event] = {}
 
     def hear(self, event: Event) -> None:
         """Take an event in and let the checks judge it."""
@@ -43,8 +53,9 @@ class Referee:
                 + f" at {data['where']}, line {data['line']}: {data['source']}"
             )
             return
-        if event.kind is Kind.LEFT:
-            self._left.append(event)
+        for kind, words in _LAST_WORDS.items():
+            if event.kind is kind:
+                self._last_words.setdefault(words, event)
         self.ledger.hear(event)
         for ear in self._ears[event.kind]:
             ear(event)
@@ -55,10 +66,11 @@ class Referee:
         return self.violation is not None
 
     def conclude(self) -> None:
-        """The run has ended: something left over that nobody objected to is vLLM's."""
-        if self.violation is None and self._left:
-            for ear in self._ears["stuck"]:
-                ear(self._left[0])
+        """The run has ended: what nobody objected to may be vLLM's."""
+        for words in _LAST_WORDS.values():
+            if self.violation is None and words in self._last_words:
+                for ear in self._ears[words]:
+                    ear(self._last_words[words])
 
     def reached(self) -> Counter[str]:
         """Per rule, how often it was provoked."""
@@ -68,5 +80,5 @@ class Referee:
         return counts
 
     def _object(self, violation: Violation) -> None:
-        if self.violation is None:
+        if self.violation is None and BY_ID[violation.fingerprint.rule].holds_for(self._vllm):
             self.violation = violation

@@ -108,6 +108,7 @@ _ALL = frozenset(
         "reset",
         "tight-pool",
         "fail-load",
+        "same-id",
         *APART,
     }
 )
@@ -270,6 +271,7 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-001", "B-002"),
         help="Ask the request to be kept (return True from request_finished) for as long as you "
         "will report it.",
+        since="0.17.0",  # before it forgets a request that is aborted while it is loading
     ),
     Rule(
         "KVC-302", "only finished or waiting requests are received",
@@ -302,6 +304,7 @@ RULES: tuple[Rule, ...] = (
         "_update_from_kv_xfer_finished",
         incidents=("B-002", "B-154", "B-067"),
         help="Keep polling an aborted load; report it when the transport has let go of its blocks.",
+        since="0.17.0",  # before it does not wait for the completion
     ),
     Rule(
         "KVC-305", "sends pair with request_finished",
@@ -450,8 +453,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "VLL-102", "request_finished is called once",
         "A request's finish hook is called exactly once (v1/core/sched/scheduler.py "
-        "_connector_finished).",
-        _V, "a request ended", incidents=("B-201", "B-007"), since="0.17.0",
+        "_connector_finished). Known to fail: V-10, in 0.11.0 for a request that is aborted while "
+        "its blocks are kept, in 0.13.0 for one that is aborted in the step in which it ends.",
+        _V, "a request ended", incidents=("B-201", "B-007"),
+    ),
+    Rule(
+        "VLL-103", "an id is taken once",
+        "A request of an id that the scheduler still knows is not let in. Known to fail: V-12, to "
+        "0.13.0 it takes the place of the one whose blocks are being sent, which never come back.",
+        _V, "a client used an id again", packages=frozenset({"same-id"}),
+        source="v1/core/sched/scheduler.py add_request",
     ),
     Rule(
         "VLL-201", "blocks of a failed load are not used",
@@ -476,13 +487,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "VLL-401", "blocks of an open transfer are not given away",
         "While a load or send that the connector has not reported is open, its blocks belong to "
-        "nobody else.",
+        "nobody else. Known to fail: V-06, to 0.13.0 blocks of a request that is aborted while it "
+        "is loading are given away at once.",
         _V, "an admission while a transfer was open", incidents=("B-003",),
     ),
     Rule(
         "VLL-701", "the engine goes on when the connector owes nothing",
         "With faults off and no transfer open, every request finishes.",
         _V, "a drain", incidents=("B-016", "B-018", "B-030"),
+    ),
+    Rule(
+        "VLL-702", "an engine does not rest while blocks are kept",
+        "The engine's loop goes on while finished_sending is owed: the connector is asked in steps "
+        "only. Known to fail: V-11, to 0.20.2 it rests when no request is unfinished.",
+        _V, "a drain began while a send was open",
+        source="v1/core/sched/scheduler.py has_finished_requests",
     ),
 )  # fmt: skip
 

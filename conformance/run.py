@@ -12,6 +12,7 @@ from typing import Any
 from kvconform.conformance.interpreter import Interpreter
 from kvconform.conformance.objection import error_for
 from kvconform.conformance.referee import Referee
+from kvconform.engine import compat
 from kvconform.engine.cluster import Cluster
 from kvconform.engine.engine import HaltedError
 from kvconform.faults.transport import make_world
@@ -63,7 +64,7 @@ class Run:
         self.target = target
         self.shape = shape or Shape()
         self.trace = Trace()
-        self.referee = Referee(target.class_name, self.shape)
+        self.referee = Referee(target.class_name, self.shape, compat.vllm_version())
         self.trace.listen(self.referee.hear)
         self.actions: list[Action] = []
         self.halted = False

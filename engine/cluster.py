@@ -180,12 +180,18 @@ class Cluster:
         identity: Identity,
         engine: int,
         priority: int = 0,
+        name: str | None = None,
     ) -> str | None:
-        """A request arrives; its name, or None when it could never run in this pool."""
+        """A request arrives; its name, or None when it could never run in this pool.
+
+        ``name``: an id that its client used before; None: a new one.
+        """
         if not self.shape.fits(prompt.num_tokens + max_tokens) or max_tokens < 1:
             return None
-        name = self.next_name()
-        self._clients += 1
+        if name is None or name == self.next_name():
+            name = self.next_name()
+            self._clients += 1
+        self.arrived.pop(name, None)  # the order of arrival counts
         first = self.place(engine)
         if self.shape.topology == "store":
             self._add(Arrived(name, first, prompt, max_tokens, identity, priority), None)
@@ -274,6 +280,11 @@ class Cluster:
         """Requests that no scheduler has forgotten, oldest first."""
         known = {name for engine in self.engines for name in engine.live()}
         return [name for name in self.arrived if name in known]
+
+    def is_over(self, name: str) -> bool:
+        """Whether a request has ended, as far as its client knows."""
+        status = self.engine_of(name).status(name)
+        return status is None or status.startswith("FINISHED")
 
     def engine_of(self, name: str) -> Engine:
         """The engine that a request went to."""

@@ -90,6 +90,7 @@ class Engine:
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[frozenset[int]] = []
         self._left_with: dict[str, Any] = {}
+        self._rested = False
         self.delivered: list[Delivered] = []
         try:
             self.config = compat.build_config(target, index, None, shape, extra)
@@ -237,6 +238,8 @@ class Engine:
         """
         if not self.has_work(last):
             return False
+        if last and not self.has_work():
+            self._emit_rested()
         if self._depth > 1:
             # EngineCore.step_with_batch_queue: batches run ahead of the one being processed.
             if self._has_requests(last):
@@ -476,6 +479,15 @@ class Engine:
                 {"said": said, "common": common, "requests": list(so.num_scheduled_tokens)},
             )
         )  # fmt: skip
+
+    def _emit_rested(self) -> None:
+        """vLLM's loop would rest now: what it keeps it would give back when a request comes."""
+        held = [name for name, request in self.scheduler.requests.items() if request.is_finished()]
+        if held and not self._rested:
+            self._rested = True
+            self.trace.emit(
+                Event(Kind.RESTED, self.index, self.step_number, held[0], None, {"held": held})
+            )
 
     def _emit_ran(self, rank: int, report: compat.Report) -> None:
         self.memory.failed(report.invalid)

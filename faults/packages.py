@@ -47,6 +47,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("tight-pool", "few blocks and a small store: waiting, preemption, eviction"),
     Package("fail-load", "loads fail, whole or in part", legal=False, actions=("fail",),
             orders=("fail",)),
+    Package("same-id", "clients use an id again, once its request is over"),
     Package("handover", "one engine prefills, others decode; requests pass between them",
             orders=("route", "dialect")),
     Package("expire", "time passes, clients go away: leases run out", actions=("tick", "lose"),

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kvconform.engine import compat
 from kvconform.engine.world import Pending, World
 from kvconform.scenario.actions import Direction
 from kvconform.scenario.trace import Event, Kind
@@ -205,6 +206,8 @@ class TransportWorld(World):
             )
         )
         failed.update(outcome.failed_block_ids)
+        if not compat.REPORTS_FAILED_LOADS:  # it would, if anybody asked
+            self._engine(transport).memory.failed(failed)
         transport.done.append(replace(outcome, failed_block_ids=tuple(sorted(failed))))
         read_stale = gone and len(failed) < len(transfer.block_ids)
         self._emit(

@@ -40,6 +40,8 @@ class Arrive(Action):
             which of those that decode.
         priority: the lower, the sooner, where the shape's policy is ``priority``.
         adapter: the LoRA adapter that it runs with, which makes its KV different too.
+        again: the client takes the id of the k-th most recent request that is over, at the engine
+            where that was; None, or none is over: a new id.
     """
 
     do: ClassVar[str] = "arrive"
@@ -49,6 +51,7 @@ class Arrive(Action):
     engine: int = 0
     priority: int = 0
     adapter: str | None = None
+    again: int | None = None
 
     @property
     def identity(self) -> Identity:

@@ -33,6 +33,9 @@ class Kind(StrEnum):
     FORWARDED = "forwarded"  # after, params: a prefilled request goes on to its decoder
     IDLE = "idle"  # held: nothing happens any more by itself; from now on time passes
     DRAIN = "drain"  # pending: the drain begins
+    RESTED = (
+        "rested"  # held: vLLM's own loop would take no step, and keeps blocks of these requests
+    )
     LEFT = "left"  # what, detail, status, restless, foreign_clock: left over after the drain
     QUIET = "quiet"  # the drain ended and nothing is left over
     LOG = "log"  # level, logger, message

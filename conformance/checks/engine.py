@@ -138,6 +138,9 @@ class OutputFollows(Check):
         super().__init__(*args)  # type: ignore[arg-type]
         self.expected: dict[str, list[int]] = {}
 
+    def on_action(self, event: Event) -> None:
+        self.expected.pop(event.request or "", None)  # an id may come again
+
     def on_tokens(self, event: Event) -> None:
         assert event.request is not None
         facts = self.ledger.requests[event.request]
@@ -168,6 +171,46 @@ class OutputFollows(Check):
         return self.expected[name]
 
 
+class OneOfAnId(Check):
+    """VLL-103."""
+
+    rule = "VLL-103"
+
+    def on_action(self, event: Event) -> None:
+        action = event.data["action"]
+        self.reached += action["do"] == "arrive" and action.get("again") is not None
+
+    def on_status(self, event: Event) -> None:
+        old, new = event.data["old"], event.data["new"]
+        if old and new and old.startswith("FINISHED") and not new.startswith("FINISHED"):
+            self.fail(
+                event, "taken while in use", where="add_request",
+                expected=f"{event.request} is taken again when its blocks have come back",
+                got=f"{new}, while blocks of the request before it were kept ({old})",
+                why="the scheduler forgets the old one: its blocks never come back, and its send "
+                "completes the new one",
+            )  # fmt: skip
+
+
+class WakesUp(Check):
+    """VLL-702."""
+
+    rule = "VLL-702"
+
+    def on_drain(self, event: Event) -> None:
+        self.reached += any(f.delayed and not f.sent for f in self.ledger.alive())
+
+    def on_never_woke(self, event: Event) -> None:
+        """Called by the referee when an engine rested and no check objected to anything."""
+        self.fail(
+            event, "rests with blocks kept", where="has_requests",
+            expected="the engine's loop goes on until finished_sending has come for "
+            + ", ".join(event.data["held"]),
+            got="it rests: nobody asks the connector any more",
+            why="the blocks are not given back before the next request comes",
+        )  # fmt: skip
+
+
 class GoesOn(Check):
     """VLL-701: something is left although the connector owes nothing."""
 
@@ -195,6 +238,8 @@ CHECKS = (
     OwnBlocks,
     NotGivenAway,
     OutputFollows,
+    OneOfAnId,
     GoesOn,
+    WakesUp,
     Raises,
 )

@@ -28,6 +28,7 @@ from kvconform.engine.compat.config import (
 )
 from kvconform.engine.compat.control import (
     ABORTS_WITHIN_STEPS,
+    TAKES_IDS_IN_USE,
     handshake,
     holders,
     reset_choices,
@@ -62,6 +63,7 @@ from kvconform.engine.compat.wire import (
 __all__ = [
     "ABORTS_WITHIN_STEPS",
     "REPORTS_FAILED_LOADS",
+    "TAKES_IDS_IN_USE",
     "Parts",
     "Report",
     "all_tokens",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,12 @@ ABORTS_WITHIN_STEPS = hasattr(EngineCore, "_process_aborts_queue")
 """Whether an abort that comes during a step acts before the step's output is processed.
 
 Until 0.11 it acts after that.
+"""
+
+TAKES_IDS_IN_USE = "duplicate request id" not in inspect.getsource(Scheduler.add_request)
+"""Whether a request is let in although the scheduler still knows one of its id.
+
+Since 0.17 the scheduler asserts, and the front end makes ids unique, so that no client gets there.
 """
 
 
