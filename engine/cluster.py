@@ -31,6 +31,9 @@ from kvconform.scenario.trace import Event, Kind, Trace
 IDLE_STEPS = 40
 """Steps without any progress after which a drain gives up."""
 
+ROUNDS = 3
+"""Times that the clock is advanced in a drain, for each request that is held."""
+
 STEPS_PER_TOKEN = 6
 """A drain's steps per token still owed; preemption may compute a token several times."""
 
@@ -306,9 +309,12 @@ class Cluster:
             held = self.live()
         if held:
             self.trace.emit(Event(Kind.IDLE, -1, 0, None, None, {"held": held}))
-        while self.live():
+        for _ in range(ROUNDS * len(held)):
             # Nothing happens any more by itself. Whoever waits for time to pass gets it; what
-            # comes free then may set others going, who will wait for time in their turn.
+            # comes free then may set others going, who will wait for time in their turn. But an
+            # engine that preempts the same requests over and over does not get anywhere either.
+            if not self.live():
+                break
             seen = len(self.trace)
             self.clock.advance(LONG)
             self._until_idle()

@@ -19,7 +19,7 @@ from kvconform.engine.blame import Found, blame
 from kvconform.engine.memory import Memory, Promise
 from kvconform.engine.oracle import Stream
 from kvconform.engine.recorder import ESCAPING, Recorder
-from kvconform.engine.worker import BeyondTokensError, Worker
+from kvconform.engine.worker import BeyondError, Worker
 from kvconform.scenario.errors import HarnessError, UsageError
 from kvconform.scenario.identity import Identity
 from kvconform.scenario.shape import Shape
@@ -354,7 +354,7 @@ class Engine:
             if not self._recorder.came_from_hook(error):
                 data = self._recorder.describe(error)
                 own = data["where"].startswith(("kvconform.engine", "kvconform.faults"))
-                if own and not isinstance(error, BeyondTokensError):
+                if own and not isinstance(error, BeyondError):
                     raise HarnessError(
                         f"kvconform itself failed in {data['where']}, line {data['line']}: "
                         f"{data['error']}: {data['message']}"

@@ -21,8 +21,20 @@ from kvconform.engine.oracle import Stream, Words, stream
 Table = npt.NDArray[np.int64]
 
 
-class BeyondTokensError(Exception):
-    """vLLM scheduled a position for which its workers have no token."""
+class BeyondError(Exception):
+    """vLLM asked of its workers what, by all that they were told, they cannot do."""
+
+
+class BeyondRequestsError(BeyondError):
+    """A request was scheduled of which they were not told where it is."""
+
+
+class BeyondTokensError(BeyondError):
+    """A position was scheduled for which they have no token."""
+
+
+class BeyondBlocksError(BeyondError):
+    """A position was scheduled for which they have no block."""
 
 
 class Layer:
@@ -138,11 +150,18 @@ class Worker:
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         batch = []
         for name, count in so.num_scheduled_tokens.items():
+            if name not in starts or name not in self.views:
+                raise BeyondRequestsError(f"{name} is scheduled, but its workers were not told")
             view, end = self.views[name], starts[name] + count
             if end > len(view.tokens):
                 raise BeyondTokensError(
                     f"position {end - 1} of {name} is scheduled, but only {len(view.tokens)} "
                     "tokens are there"
+                )
+            if end > min(len(table) for table in view.tables) * self.block_size:
+                raise BeyondBlocksError(
+                    f"position {end - 1} of {name} is scheduled, but only "
+                    f"{min(len(table) for table in view.tables)} blocks are there"
                 )
             batch.append((name, view, starts[name], end))
         return batch

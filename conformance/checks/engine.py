@@ -29,6 +29,14 @@ def rule_of_assert(function: str, source: str) -> tuple[str, str] | None:
     return None
 
 
+_BEYOND = {
+    "BeyondRequestsError": "computes a request that the workers do not know",
+    "BeyondTokensError": "computes a token that is not there",
+    "BeyondBlocksError": "computes into a block that is not there",
+}
+"""What vLLM asks of its workers that they cannot do."""
+
+
 class Raises(Check):
     """VLL-001, or the rule that one of vLLM's asserts guards."""
 
@@ -40,11 +48,11 @@ class Raises(Check):
 
     def on_broke(self, event: Event) -> None:
         data = event.data
-        if data["error"] == "BeyondTokensError":
+        if data["error"] in _BEYOND:
             self.fail(
-                event, "computes a token that is not there", rule="VLL-202", where="schedule",
-                expected="only positions whose token the workers have", got=data["message"],
-                why="a placeholder of a dropped step was never taken back",
+                event, _BEYOND[data["error"]], rule="VLL-202", where="schedule",
+                expected="only requests, tokens and blocks that the workers have",
+                got=data["message"], why="what the scheduler counts is not what it has said",
             )  # fmt: skip
             return
         text = f"{data['error']} {data['message']}".strip()
@@ -80,6 +88,29 @@ class FinishedOnce(Check):
                 expected=f"request_finished once for {facts.name}", got="a second call",
                 why="the connector may register a second send",
             )  # fmt: skip
+
+
+class EndsInOrder(Check):
+    """VLL-202: a request that waits for its KV cannot have reached its last token."""
+
+    rule = "VLL-202"
+
+    def on_hook(self, event: Event) -> None:
+        if not event.data["name"].startswith("request_finished"):
+            return
+        facts = self.ledger.requests[event.request or ""]
+        if facts.loading and event.data["status"] in _BY_ITSELF:
+            self.fail(
+                event, "ends while it is loading", where="update_from_output",
+                expected=f"no token of {facts.name}, which waits for remote KV",
+                got=event.data["status"],
+                why="a token of a step before its preemption ends it; its blocks are freed while "
+                "they are written",
+            )  # fmt: skip
+
+
+_BY_ITSELF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
+"""How requests end by what they have computed."""
 
 
 class CommonBlocks(Check):
@@ -233,6 +264,7 @@ class GoesOn(Check):
 
 CHECKS = (
     CommonBlocks,
+    EndsInOrder,
     FinishedOnce,
     FailedLoadsNotUsed,
     OwnBlocks,
