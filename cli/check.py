@@ -92,6 +92,8 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         ),
         file=out,
     )
+    if checked.contract.get("changes"):
+        print(terminal.drift(checked.vllm, checked.contract), file=out)
     ours = [f for f in checked.findings if f.violation.fingerprint.side == "vLLM"]
     if ours:
         print(

@@ -86,7 +86,11 @@ def parser() -> argparse.ArgumentParser:
     listing.add_argument("what", choices=("rules", "faults", "profiles", "targets", "mutants"))
     listing.add_argument("--json", action="store_true")
 
-    commands.add_parser("doctor", help="show what is installed, and whether it works")
+    doctor = commands.add_parser("doctor", help="show what is installed, and whether it works")
+    doctor.add_argument(
+        "--since", metavar="V", help="list what of the contract has changed since this vLLM"
+    )
+    doctor.add_argument("--until", metavar="V", help="… up to this one (default: the installed)")
     return top
 
 
@@ -168,7 +172,7 @@ def _command(options: argparse.Namespace, line: list[str]) -> int:
         case _:
             from kvconform.cli.doctor import doctor
 
-            return doctor()
+            return doctor(options.since, options.until)
 
 
 def _fix_hash_seed(argv: Sequence[str] | None) -> None:

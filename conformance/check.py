@@ -90,6 +90,7 @@ class Checked:
         coverage: ``action state`` pairs that occurred.
         progress: totals.
         vllm: the installed vLLM's version.
+        contract: its contract: ``hash``, the known release that it ``resembles``, ``changes``.
         cut_short: the budget ended before the examples did.
         deaths: processes that the target took down.
         shapes: per ``field=value`` of the shape, how many runs had it.
@@ -103,6 +104,7 @@ class Checked:
     coverage: Counter[str]
     progress: Progress
     vllm: str = ""
+    contract: Mapping[str, Any] = field(default_factory=dict)
     cut_short: bool = False
     deaths: list[Death] = field(default_factory=list)
     shapes: Counter[str] = field(default_factory=Counter)
@@ -221,6 +223,7 @@ class _Check:
             self.total.coverage,
             self.progress,
             self.total.vllm,
+            self.total.contract,
             self.total.cut_short,
             self.deaths,
             self.total.shapes,
@@ -248,6 +251,7 @@ class _Check:
         total.checked_steps += result.checked_steps
         total.features.update(result.features)
         total.vllm = total.vllm or result.vllm
+        total.contract = total.contract or result.contract
         total.cut_short |= result.cut_short
         for found in result.found:
             merge(total.found, self._found, found)

@@ -13,8 +13,8 @@ from kvconform.conformance.verdict import Finding, RuleVerdict
 SCHEMA_VERSION = 1
 
 
-def contract_hash() -> str:
-    """A hash over the catalogue: equal hashes mean equal rules."""
+def catalogue_hash() -> str:
+    """Equal hashes mean equal rules."""
     text = "\n".join(f"{r.id} {r.text} {r.provoked} {sorted(r.features)}" for r in RULES)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -83,7 +83,10 @@ def report(
             "name": "kvconform",
             "version": version,
             "vllm": checked.vllm,
-            "contract": contract_hash(),
+            "contract": checked.contract.get("hash", ""),
+            "resembles": checked.contract.get("resembles", ""),
+            "contractChanges": checked.contract.get("changes", 0),
+            "catalogue": catalogue_hash(),
         },
         "target": {
             "name": target.name,

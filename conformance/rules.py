@@ -476,12 +476,14 @@ RULES: tuple[Rule, ...] = (
         "VLL-202", "output follows from the KV that was read",
         "The tokens delivered are those that the workers sampled, in order. Known to fail: V-03, "
         "AsyncScheduler after a failed synchronous load (v1/core/sched/scheduler.py "
-        "update_from_output skips the request, its placeholder stays).",
+        "update_from_output skips the request, its placeholder stays); V-07, to 0.13.0 a preempted "
+        "request that loads comes back as a new one, without its output.",
         _V, "any output", incidents=("B-023",),
     ),
     Rule(
         "VLL-203", "a request's blocks hold its own KV",
-        "Blocks that the engine wrote itself are given only to requests with that prefix.",
+        "Blocks that the engine wrote itself are given only to requests with that prefix. Known to "
+        "fail: V-08, to 0.17.0 an asynchronous load counts for whole blocks, whatever it promised.",
         _V, "any step",
     ),
     Rule(
@@ -493,7 +495,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "VLL-701", "the engine goes on when the connector owes nothing",
-        "With faults off and no transfer open, every request finishes.",
+        "With faults off and no transfer open, every request finishes, and nothing is left. Known "
+        "to fail: V-06, to 0.13.0 the completion of a load whose request was aborted is kept for "
+        "the next request of that id.",
         _V, "a drain", incidents=("B-016", "B-018", "B-030"),
     ),
     Rule(

@@ -129,6 +129,7 @@ class Result:
         found: faults, one for each fingerprint.
         features: of ``static``: what the target has, each with how that was found.
         vllm: of ``static``: the installed vLLM's version.
+        contract: of ``static``: its contract, see ``engine/compat/contract.py``.
         cut_short: the time was over before the unit was done.
         shapes: per ``field=value`` of the shape, how many runs had it.
         refused: what the target said to shapes that it does not serve, with how often.
@@ -142,6 +143,7 @@ class Result:
     found: list[Found] = field(default_factory=list)
     features: dict[str, str] = field(default_factory=dict)
     vllm: str = ""
+    contract: dict[str, Any] = field(default_factory=dict)
     cut_short: bool = False
     shapes: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -157,6 +159,7 @@ class Result:
             "found": [f.to_json() for f in self.found],
             "features": self.features,
             "vllm": self.vllm,
+            "contract": self.contract,
             "cut_short": self.cut_short,
             "shapes": dict(self.shapes),
             "refused": dict(self.refused),
@@ -174,6 +177,7 @@ class Result:
             [Found.from_json(f) for f in data["found"]],
             dict(data["features"]),
             data["vllm"],
+            dict(data["contract"]),
             data["cut_short"],
             Counter(data["shapes"]),
             Counter(data["refused"]),
@@ -264,7 +268,7 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
     from kvconform.conformance import static
     from kvconform.conformance.machine import explore, make_machine
     from kvconform.conformance.run import play
-    from kvconform.engine.compat import vllm_version
+    from kvconform.engine.compat import contract, vllm_version
     from kvconform.faults.transport import make_world
 
     unit, target = job.unit, job.target
@@ -280,6 +284,7 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
     match unit.kind:
         case "static":
             result.vllm = vllm_version()
+            result.contract = contract.summary()
             result.features = static.features(cls, target, make_world(target.world).offers)
             result.found = [Found(v, Scenario()) for v in static.judge(cls, target)]
         case "life-cycle":

@@ -156,6 +156,18 @@ def summary(
     return "\n".join(lines)
 
 
+def drift(vllm: str, contract: Mapping[str, Any]) -> str:
+    """A notice that this vLLM is not one that kvconform was measured on."""
+    return "\n".join(
+        _wrapped(
+            f"notice: vLLM {vllm} was not measured: its contract differs from that of "
+            f"{contract['resembles']} in {contract['changes']} points ('kvconform doctor' lists "
+            "them). Check by hand what it is accused of.",
+            "  ",
+        )
+    )
+
+
 def shapes_text(shapes: Mapping[str, int]) -> str:
     """How many runs had which shape, in a line: ``tp 1 ×120, 2 ×80; …``."""
     fields: dict[str, list[str]] = {}

@@ -175,8 +175,10 @@ class AscendConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> WorkerReport | None:
         return self.worker.build_connector_worker_meta()
 
-    def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        if not AS_STATISTICS or self._worker is None:
-            return None
-        report = self._worker.build_connector_worker_meta()
-        return ReportAsStats(report=report) if report is not None else None
+    if AS_STATISTICS:
+
+        def get_kv_connector_stats(self) -> KVConnectorStats | None:
+            if self._worker is None:
+                return None
+            report = self._worker.build_connector_worker_meta()
+            return ReportAsStats(report=report) if report is not None else None

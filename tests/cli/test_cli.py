@@ -252,3 +252,14 @@ def test_doctor_is_ready(tmp_path: Path) -> None:
     done = kvconform("doctor", cwd=tmp_path)
     assert done.returncode == 0
     assert "READY" in done.stdout
+
+
+def test_doctor_lists_what_has_changed_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--since", "0.32.0", "--until", "0.33.0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "contract changed between 0.32.0 and 0.33.0:"
+    assert "  KVConnectorBase_V1.restore_kv_caches is new: (self)" in lines
+    assert main(["doctor", "--since", "0.33.0", "--until", "0.33.0"]) == 0
+    assert "did not change" in capsys.readouterr().out
+    assert main(["doctor", "--since", "0.12"]) == 3
+    assert "measured on 0.11.0, 0.11.2" in capsys.readouterr().err

@@ -16,6 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+from kvconform.scenario.target import Target
+
 Store = dict[tuple[bytes, int], dict[str, Any]]
 _STORES: dict[str, Store] = {}
 
@@ -34,6 +36,8 @@ class Step(KVConnectorMetadata):
     loads: list[tuple[bytes, int]] = field(default_factory=list)
     saves: list[tuple[bytes, int]] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)  # those that have ended
+    parts: dict[int, int] = field(default_factory=dict)  # leading tokens, where it is not all
 
 
 class LayerByLayer(KVConnectorBase_V1):
@@ -85,10 +89,12 @@ class LayerByLayer(KVConnectorBase_V1):
         self.tables[name] = ids
         if num_external_tokens:
             first = self.local[name]
-            span = slice(first, first + num_external_tokens // self.size)
+            span = slice(first, first + -(-num_external_tokens // self.size))
             keys = [bytes(key) for key in request.block_hashes[span]]
             self.step.loads += zip(keys, self.tables[name][span], strict=True)
             self.step.loaded.append(name)
+            if num_external_tokens % self.size:
+                self.step.parts[self.step.loads[-1][1]] = num_external_tokens % self.size
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         step, self.step = self.step, Step()
@@ -140,8 +146,10 @@ class LayerByLayer(KVConnectorBase_V1):
             self._load(layer_name)
 
     def _load(self, layer: str) -> None:
-        for key, block in self._metadata().loads:
-            self.caches[layer][block].copy_(self.store[key, self.rank][layer])
+        metadata = self._metadata()
+        for key, block in metadata.loads:
+            part = slice(metadata.parts.get(block, self.size))
+            self.caches[layer][block][:, part].copy_(self.store[key, self.rank][layer][:, part])
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
@@ -164,6 +172,43 @@ class InBackground(LayerByLayer):
         return None, done or None
 
 
+class KeepsAll(InBackground):
+    """Has every request kept until its workers have heard of the end."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.kept: list[str] = []
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        # A load is completed once, and be it the load of a request that was aborted (SCH-19).
+        keep = request.request_id not in self.loading
+        super().request_finished(request, block_ids)
+        if keep:
+            self.kept.append(request.request_id)
+        return keep, None
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        step = super().build_connector_meta(scheduler_output)
+        step.kept, self.kept = self.kept, []
+        return step
+
+    def get_finished(  # type: ignore[override]
+        self, finished_req_ids: set[str]
+    ) -> tuple[set[str] | None, set[str] | None]:
+        _, received = super().get_finished(finished_req_ids)
+        return set(self._metadata().kept) or None, received
+
+
+class PartOfABlock(InBackground):
+    """Promises, and loads, all but the last tokens of what it has: within a block (SCH-06)."""
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        more, background = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return (more - 4, background) if more else (0, False)
+
+
 class OneTooMany(LayerByLayer):
     """Wrong: promises one block more than there is."""
 
@@ -172,3 +217,8 @@ class OneTooMany(LayerByLayer):
     ) -> tuple[int, bool]:
         more, background = super().get_num_new_matched_tokens(request, num_computed_tokens)
         return more + self.size if more else 0, background
+
+
+def right(cls: type) -> Target:
+    """One of these as a target."""
+    return Target(cls.__name__, f"{cls.__module__}:{cls.__name__}", extra={"store": "{run}"})

@@ -1,0 +1,132 @@
+"""What vLLM gets wrong is found on the releases that do, and on no other."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+
+from kvconform.conformance.rules import BY_ID
+from kvconform.conformance.run import play
+from kvconform.connectors.ascend.connector import AscendConnector
+from kvconform.connectors.targets.resolve import resolve
+from kvconform.engine.compat import vllm_version
+from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.scenario import Scenario
+from kvconform.scenario.shape import Shape
+from tests.conformance.right import KeepsAll, PartOfABlock, right
+
+P = Prompt(0, 50)
+SHORT = Prompt(0, 17)  # one block outside: a synchronous load
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A defect of vLLM.
+
+    Attributes:
+        name: where it is written down.
+        rule: what it comes out as.
+        until: the last release that was seen to have it; empty: the newest has it.
+        actions: what shows it.
+        shape: on what.
+        target: with which connector, a right one.
+        since: the first release that was seen to have it.
+        without: releases in between that were seen not to.
+    """
+
+    name: str
+    rule: str
+    until: str
+    actions: tuple[Action, ...]
+    shape: Shape = Shape()  # noqa: RUF009 - it is frozen
+    target: type = AscendConnector
+    since: str = "0.11.0"
+    without: tuple[str, ...] = ()
+
+    def is_in(self, vllm: str) -> bool:
+        """Whether this vLLM has it."""
+        return dataclasses.replace(BY_ID[self.rule], since=self.since, until=self.until).holds_for(
+            vllm
+        )
+
+
+OUTSIDE: tuple[Action, ...] = (Arrive(P), Step(4), Reset())
+"""What is saved, and no longer there."""
+
+HALF_READY: tuple[Action, ...] = (
+    *OUTSIDE, Hold("load"), Arrive(P, 20), Step(2), Abort(),
+)  # fmt: skip
+"""A request is aborted while it loads."""
+
+DEFECTS = (
+    Defect(
+        "V-01", "VLL-201", "",
+        (Arrive(SHORT), Step(3), Reset(), Fail(), Arrive(SHORT, 4), Step(), Abort(),
+         Arrive(SHORT, 3)),
+        since="0.11.2",
+    ),
+    Defect(
+        "V-02", "VLL-201", "",
+        (Arrive(SHORT), Step(3), Reset(), Fail(), Arrive(SHORT, 4), Arrive(SHORT, 4), Step(),
+         Abort(1)),
+        since="0.11.2",
+    ),
+    Defect(
+        "V-03", "VLL-202", "",
+        (Arrive(SHORT), Step(4), Reset(), Fail(), Arrive(SHORT, 4), Step(2)),
+        Shape(async_scheduling=True), since="0.11.2",
+    ),
+    Defect(
+        "V-06, blocks", "VLL-401", "0.13.0",
+        (*HALF_READY, Arrive(Prompt(1, 120), 20), Step(2), Release()), Shape(num_blocks=10),
+    ),
+    Defect(
+        "V-06, stale id", "VLL-701", "0.13.0",
+        (*HALF_READY, Arrive(Prompt(1, 20), 9), Step(2), Release()),
+    ),
+    Defect(
+        "V-07", "VLL-202", "0.13.0", (Arrive(Prompt(1, 40), 10), Arrive(Prompt(1, 40), 10)),
+        Shape(num_blocks=8, prefix_caching=False),
+    ),
+    Defect(
+        "V-08", "VLL-203", "0.17.0", (Arrive(P), Step(4), Reset(), Arrive(P)),
+        target=PartOfABlock,
+    ),
+    Defect(
+        "V-09", "VLL-101", "0.11.0",
+        (Hold("save"), Arrive(P), Step(3), Arrive(P, 4), Arrive(Prompt(1, 50), 4), Step(2)),
+    ),
+    Defect(
+        "V-10, aborted again", "VLL-102", "0.11.0",
+        (Hold("save"), Arrive(P), Step(3), Abort(), Step(2)),
+    ),
+    Defect(
+        "V-10, aborted as it ends", "VLL-102", "0.13.0",
+        (Arrive(P, 3), Step(2), Abort(mid_step=True), Step(2)),
+        target=KeepsAll, without=("0.11.2",),
+    ),
+    Defect("V-11", "VLL-702", "0.20.2", (Hold("save"), Arrive(P), Step(3))),
+    Defect(
+        "V-12", "VLL-103", "0.13.0",
+        (Hold("save"), Arrive(P), Step(3), Arrive(Prompt(1, 50), again=0), Step(3)),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_a_defect_is_found_where_it_is_and_nowhere_else(defect: Defect) -> None:
+    ascend = resolve("ascend")
+    target = ascend if defect.target is AscendConnector else right(defect.target)
+    violation = play(target, Scenario(defect.shape, defect.actions)).violation
+    found = violation is not None and violation.fingerprint.rule == defect.rule
+    assert found == defect.is_in(vllm_version()), violation
+    # Whatever else this release gets wrong in it, it is the release's.
+    assert violation is None or violation.fingerprint.side == "vLLM"
+
+
+def test_the_catalogue_tells_of_each() -> None:
+    for defect in DEFECTS:
+        assert defect.name[:4] in BY_ID[defect.rule].text
