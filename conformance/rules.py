@@ -7,11 +7,11 @@ package), ``incidents`` the public defects that the rule comes from.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 from kvconform.scenario.errors import UsageError
+from kvconform.scenario.releases import within
 from kvconform.scenario.violation import Side, is_rule_id
 
 APART = frozenset({"handover", "expire", "peer-gone"})
@@ -75,23 +75,12 @@ class Rule:
 
     def holds_for(self, vllm: str) -> bool:
         """Whether it is a rule of this vLLM; of one whose version says nothing, yes."""
-        version = _release(vllm)
-        if not version:
-            return True
-        return _release(self.since) <= version and (
-            not self.until or version <= _release(self.until)
-        )
+        return within(vllm, self.since, self.until)
 
     @property
     def is_static(self) -> bool:
         """Whether it is judged without a run."""
         return self.id.startswith("KVC-0") and not self.packages
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """``0.32.0rc1+cpu`` as (0, 32, 0); empty when it is no version."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 _S: Side = "scheduler half"

@@ -38,6 +38,8 @@ class Target:
             that can be on two sides: ``prefill`` is what the prefill request carries, ``decode``
             what is added to what its output said. Strings may hold ``{transfer}`` (a name of its
             own for each request).
+        since: first vLLM release that it claims to work with; empty: no bound.
+        until: last one.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Target:
     profile: str = "store"
     title: str = ""
     dialect: Mapping[str, Any] = field(default_factory=_no_options)
+    since: str = ""
+    until: str = ""
 
     @property
     def module(self) -> str:

@@ -30,6 +30,8 @@ def _zoo(name: str, cls: str, title: str, module: str | None = None) -> Target:
         title=title,
         dialect=_DIALECT,
         features=("pp",),
+        since="0.18.0",
+        until="0.33.0",
     )
 
 
@@ -42,6 +44,8 @@ KNOWN: tuple[Target, ...] = (
         title="the reference connector: a store in host memory, and prefill and decode apart",
         dialect=_DIALECT,
         features=("pp",),
+        since="0.18.0",
+        until="0.33.0",
     ),
     Target(
         "example",

@@ -12,10 +12,11 @@ import ast
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from kvconform.scenario.releases import RELEASES, release
 
 Contract = Mapping[str, Mapping[str, Any]]
 """By qualified name: ``takes`` (arguments), ``asserts`` and ``doc`` of a function; ``has`` (fields)
@@ -60,28 +61,18 @@ CITED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """By file of vLLM: functions, and classes as a whole."""
 
-_KNOWN = Path(__file__).parent / "contracts"
-
-
-def known() -> list[str]:
-    """The releases that kvconform was measured on, oldest first."""
-    return sorted((p.stem for p in _KNOWN.glob("*.json")), key=_numbers)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+_FOLDER = Path(__file__).parent / "contracts"
 
 
 def of_release(version: str) -> Contract:
-    """The contract of a release that is :func:`known`.
+    """The contract of one of :data:`RELEASES`.
 
     Raises:
         KeyError: it is not.
     """
-    path = _KNOWN / f"{version}.json"
-    if version not in known():
+    if version not in RELEASES:
         raise KeyError(version)
-    contract: Contract = json.loads(path.read_text(encoding="utf-8"))
+    contract: Contract = json.loads((_FOLDER / f"{version}.json").read_text(encoding="utf-8"))
     return contract
 
 
@@ -108,15 +99,15 @@ def digest(contract: Contract) -> str:
 
 
 def resembles(contract: Contract, version: str) -> str:
-    """The known release whose contract this is; else the newest that is not newer than ``version``.
+    """The release whose contract this is; else the newest that is not newer than ``version``.
 
     Whether it is the same, :func:`changes` tells. A version older than all gets the oldest.
     """
-    for name in reversed(known()):
+    for name in reversed(RELEASES):
         if of_release(name) == contract:
             return name
-    older = [name for name in known() if _numbers(name) <= _numbers(version)]
-    return (older or known()[:1])[-1]
+    older = [name for name in RELEASES if release(name) <= release(version)]
+    return (older or RELEASES)[-1 if older else 0]
 
 
 def read(package: Path) -> Contract:
@@ -222,7 +213,7 @@ def main() -> None:
     """Write the contract of the installed vLLM to ``contracts/``: a release has been measured."""
     from kvconform.engine.compat.can import vllm_version
 
-    path = _KNOWN / f"{vllm_version().partition('+')[0]}.json"
+    path = _FOLDER / f"{vllm_version().partition('+')[0]}.json"
     entries = (f"{json.dumps(n)}: {json.dumps(e)}" for n, e in installed().items())
     path.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
     print(f"{path.name}: {digest(installed())}")

@@ -9,6 +9,7 @@ import pytest
 
 from kvconform.conformance.rules import RULES
 from kvconform.engine.compat import contract, vllm_version
+from kvconform.scenario.releases import RELEASES
 
 SOURCE = '''
 class KVConnectorBase_V1:
@@ -64,8 +65,8 @@ def test_the_argument_that_common_blocks_lost() -> None:
 
 
 def test_every_release_measured_has_another_contract() -> None:
-    digests = {contract.digest(contract.of_release(v)) for v in contract.known()}
-    assert len(digests) == len(contract.known()) == 10
+    digests = {contract.digest(contract.of_release(v)) for v in RELEASES}
+    assert len(digests) == len(RELEASES) == 10
 
 
 def test_the_installed_one_is_known() -> None:
@@ -78,8 +79,8 @@ def test_the_installed_one_is_known() -> None:
 def test_an_unknown_one_resembles_the_newest_before_it(tmp_path: Path) -> None:
     unknown = contract.read(package(tmp_path, SOURCE))
     assert contract.resembles(unknown, "0.29.0") == "0.27.1"
-    assert contract.resembles(unknown, "9.0.0") == contract.known()[-1]
-    assert contract.resembles(unknown, "0.10.0") == contract.known()[0]
+    assert contract.resembles(unknown, "9.0.0") == RELEASES[-1]
+    assert contract.resembles(unknown, "0.10.0") == RELEASES[0]
     assert contract.resembles(contract.of_release("0.18.0"), "0.18.3") == "0.18.0"
 
 
@@ -88,6 +89,6 @@ def test_what_rules_cite_of_the_scheduler_is_in_it() -> None:
     lists = re.findall(r"v1/core/sched/scheduler\.py (\w+(?:, \w+)*)", text)
     cited = {name for names in lists for name in names.split(", ") if "_" in name}
     assert "_update_from_kv_xfer_finished" in cited
-    newest = contract.of_release(contract.known()[-1])
+    newest = contract.of_release(RELEASES[-1])
     names = {name.rpartition(".")[2] for name in newest}
     assert cited - names == set()
