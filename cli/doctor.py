@@ -45,7 +45,7 @@ def doctor(since: str | None = None, until: str | None = None) -> int:
 
     now = contract.summary()
     like, count = now["resembles"], now["changes"]
-    known = f"not measured: {count} changes since {like}" if count else f"that of {like}"
+    known = f"not measured: {count} change(s) since {like}" if count else f"that of {like}"
     print(f"{'contract':<12} {now['hash']} of vLLM {vllm_version()}, {known}")
     if count:
         print(_listed(like, vllm_version(), contract.of_release(like), contract.installed()))

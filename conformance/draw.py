@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from kvconform.conformance.traffic import Traffic
+from kvconform.faults.packages import TIGHT
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -35,9 +36,6 @@ from kvconform.scenario.shape import Shape
 
 Move = tuple[Action, ...]
 Draw = Callable[[SearchStrategy[Any]], Any]
-
-TIGHT = 20
-"""Blocks of a pool that counts as tight."""
 
 RARE = 1000
 """Families from here on are never drawn twice: prompts that share nothing."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvconform.conformance.prefixes import Prefixes
-from kvconform.faults.packages import BY_ACTION
+from kvconform.faults.packages import BY_ACTION, TIGHT
 from kvconform.scenario.actions import Arrive, action_from_json
 from kvconform.scenario.identity import Identity
 from kvconform.scenario.prompt import Prompt
@@ -120,7 +120,7 @@ class Ledger:
         self._current: dict[str, Facts] = {}
         """Those that a scheduler knows, or that something is owed for: what a look costs must not
         grow with the run."""
-        if shape.num_blocks <= 20:
+        if shape.num_blocks <= TIGHT:
             self.faults["tight-pool"] += 1
 
     def open_requests(self) -> list[Facts]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvconform.faults.packages import BY_ACTION
+from kvconform.faults.packages import BY_ACTION, TIGHT
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -78,6 +78,11 @@ SCENARIOS: dict[str, Scenario] = {
         Shape(store_blocks=4),
         (_again(), Step(4), Arrive(Prompt(1, 50)), Step(4), Reset(), _again(), Step(4)),
     ),
+    "no room": Scenario(  # what is found outside waits for blocks, and is looked up in every step
+        Shape(num_blocks=9),
+        (_again(), Step(4), Reset(), Arrive(Prompt(1, 70), 20), Step(2), _again(), Step(4)),
+    ),
+    "the same id": Scenario(_SMALL, (_again(), Step(4), Arrive(Prompt(1, 50), 2, again=0))),
     "async scheduling": Scenario(
         Shape(async_scheduling=True), (_again(max_tokens=3), Step(6), Reset(), _again(max_tokens=3))
     ),
@@ -119,6 +124,10 @@ def packages_of(scenario: Scenario) -> frozenset[str]:
     """The fault packages whose actions a scenario uses."""
     needed = {BY_ACTION[a.do] for a in scenario.actions if a.do in BY_ACTION}
     arrivals = [a for a in scenario.actions if isinstance(a, Arrive)]
+    if scenario.shape.num_blocks <= TIGHT:
+        needed.add("tight-pool")
+    if any(a.again is not None for a in arrivals):
+        needed.add("same-id")
     if len(arrivals) > 1:
         needed.add("full-hit")
     if scenario.shape.topology == "pd":

@@ -56,6 +56,9 @@ PACKAGES: tuple[Package, ...] = (
             actions=("cut",), orders=("cut", "dialect")),
 )  # fmt: skip
 
+TIGHT = 20
+"""Blocks of a pool that counts as tight."""
+
 BY_ACTION = {action: p.name for p in PACKAGES for action in p.actions if action != "reset"}
 """The package that an action belongs to; a reset's depends on how it is done."""
 

@@ -158,10 +158,11 @@ def summary(
 
 def drift(vllm: str, contract: Mapping[str, Any]) -> str:
     """A notice that this vLLM is not one that kvconform was measured on."""
+    points = "a point" if contract["changes"] == 1 else f"{contract['changes']} points"
     return "\n".join(
         _wrapped(
             f"notice: vLLM {vllm} was not measured: its contract differs from that of "
-            f"{contract['resembles']} in {contract['changes']} points ('kvconform doctor' lists "
+            f"{contract['resembles']} in {points} ('kvconform doctor' lists "
             "them). Check by hand what it is accused of.",
             "  ",
         )
