@@ -31,8 +31,9 @@ from kvconform.scenario.trace import Event, Kind, Trace
 IDLE_STEPS = 40
 """Steps without any progress after which a drain gives up."""
 
-ROUNDS = 3
-"""Times that the clock is advanced in a drain, for each request that is held."""
+BARREN_STEPS = 60
+"""Steps in which no client gets a token and no request is forgotten, after which a drain gives up:
+an engine may preempt the same requests over and over."""
 
 STEPS_PER_TOKEN = 6
 """A drain's steps per token still owed; preemption may compute a token several times."""
@@ -302,39 +303,37 @@ class Cluster:
         live = self.live()
         self.trace.emit(Event(Kind.DRAIN, -1, 0, None, None, {"pending": live}))
         self.world.calm()
-        self._until_idle()
+        circling = self._until_idle()
         held = self.live()
-        if held:
+        if held and not circling:
             self._be_patient()
             held = self.live()
         if held:
             self.trace.emit(Event(Kind.IDLE, -1, 0, None, None, {"held": held}))
-        for _ in range(ROUNDS * len(held)):
+        while self.live() and not circling:
             # Nothing happens any more by itself. Whoever waits for time to pass gets it; what
-            # comes free then may set others going, who will wait for time in their turn. But an
-            # engine that preempts the same requests over and over does not get anywhere either.
-            if not self.live():
-                break
+            # comes free then may set others going, who will wait for time in their turn.
             seen = len(self.trace)
             self.clock.advance(LONG)
-            self._until_idle()
+            circling = self._until_idle()
             if self._idle_since(seen):
                 break
-        restless = self._be_patient() if self.live() else []
+        patient = self.live() and (not circling or threads.company())
+        restless = self._be_patient() if patient else []
         foreign = not self.clock.reads and clock.speaks_of_time(self._packages)
         clean = [engine.leftovers(restless, foreign) for engine in self.engines]
         if all(clean):
             for engine in self.engines:
                 self.trace.emit(Event(Kind.QUIET, engine.index, engine.step_number))
 
-    def _until_idle(self) -> None:
-        """Step all engines until nothing is left to do, or nothing gets on."""
+    def _until_idle(self) -> bool:
+        """Step all engines until nothing is left to do, or nothing gets on; True: in circles."""
         legs = [self.arrived[name] for name in self.live()]
         owed = sum(
             2 * leg.prompt.num_tokens + leg.max_tokens + (leg.then[1] if leg.then else 0)
             for leg in legs
         )
-        idle = 0
+        idle = barren = 0
         for _ in range(2 * IDLE_STEPS + STEPS_PER_TOKEN * owed):
             seen = len(self.trace)
             worked = [self.step(engine.index, last=True) for engine in self.engines]
@@ -343,6 +342,10 @@ class Cluster:
             idle = idle + 1 if self._idle_since(seen) else 0
             if idle > IDLE_STEPS:
                 break
+            barren = 0 if self._fruitful(seen) else barren + 1
+            if barren > BARREN_STEPS:
+                return True
+        return False
 
     def _be_patient(self) -> list[str]:
         """Give what is beside us real time; names of what may want more than that.
@@ -374,6 +377,13 @@ class Cluster:
         return not any(
             event.kind in (Kind.STATUS, Kind.RAN, Kind.MOVED, Kind.TOKENS)
             or (event.kind is Kind.SCHEDULED and event.data["tokens"])
+            for event in self.trace.events[seen:]
+        )
+
+    def _fruitful(self, seen: int) -> bool:
+        """Whether the events from ``seen`` on bring any request nearer to its end."""
+        return any(
+            event.kind is Kind.TOKENS or (event.kind is Kind.STATUS and event.data["new"] is None)
             for event in self.trace.events[seen:]
         )
 
