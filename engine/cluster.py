@@ -286,9 +286,11 @@ class Cluster:
         return [name for name in self.arrived if name in known]
 
     def is_over(self, name: str) -> bool:
-        """Whether a request has ended, as far as its client knows."""
-        status = self.engine_of(name).status(name)
-        return status is None or status.startswith("FINISHED")
+        """Whether a request has ended, and its id may be used again as far as its client knows."""
+        engine = self.engine_of(name)
+        status = engine.status(name)
+        ended = status is None or status.startswith("FINISHED")
+        return ended and name not in engine.forgotten_loading
 
     def engine_of(self, name: str) -> Engine:
         """The engine that a request went to."""

@@ -61,6 +61,8 @@ class Engine:
 
     Attributes:
         delivered: requests that ended, until the cluster takes them out.
+        forgotten_loading: requests that were forgotten while they were loading (until 0.13): what
+            becomes of the load is reported under their name still.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Engine:
         self._unprocessed: list[frozenset[int]] = []
         self._left_with: dict[str, Any] = {}
         self._rested = False
+        self.forgotten_loading: set[str] = set()
         self.delivered: list[Delivered] = []
         try:
             self.config = compat.build_config(target, index, None, shape, extra)
@@ -385,6 +388,8 @@ class Engine:
     def _status(self, request: str, old: Any, new: Any) -> None:
         names = [None if status is None else status.name for status in (old, new)]
         data = {"old": names[0], "new": names[1]}
+        if names == ["WAITING_FOR_REMOTE_KVS", None]:
+            self.forgotten_loading.add(request)
         self.trace.emit(Event(Kind.STATUS, self.index, self.step_number, request, None, data))
 
     def _before_alloc(self, request: Any, _blocks: Any, external: int) -> None:
