@@ -312,13 +312,13 @@ class Cluster:
             held = self.live()
         if held:
             self.trace.emit(Event(Kind.IDLE, -1, 0, None, None, {"held": held}))
-        while self.live() and not circling:
-            # Nothing happens any more by itself. Whoever waits for time to pass gets it; what
+        while self.live():
+            # Nothing gets on any more by itself. Whoever waits for time to pass gets it; what
             # comes free then may set others going, who will wait for time in their turn.
             seen = len(self.trace)
             self.clock.advance(LONG)
             circling = self._until_idle()
-            if self._idle_since(seen):
+            if self._idle_since(seen) or (circling and not self._fruitful(seen)):
                 break
         patient = self.live() and (not circling or threads.company())
         restless = self._be_patient() if patient else []

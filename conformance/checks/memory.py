@@ -72,6 +72,9 @@ class BlocksComeBack(Check):
         if data["what"] == "request" and facts.delayed and not facts.sent:
             if facts.ended_loading or self.ledger.deserted(facts):
                 return  # KVC-304, KVC-603
+            reader = self.ledger.requests.get(facts.then or "")
+            if reader is not None and reader.status is not None and not reader.ended:
+                return  # it cannot be sent before its reader gets on, who is judged by itself
             ranks = sorted({rank for (d, rank), n in facts.reports.items() if n and d == "sending"})
             self.fail(
                 event,
