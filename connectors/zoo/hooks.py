@@ -1,0 +1,64 @@
+"""Exceptions that escape, and answers that vLLM cannot work with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
+
+from kvconform.connectors.ascend.connector import AscendConnector
+from kvconform.connectors.ascend.transport import Outcome
+from kvconform.connectors.ascend.worker import WorkerHalf
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+Finish = tuple[bool, dict[str, Any] | None]
+Lookup = tuple[int | None, bool]
+Finished = tuple[set[str] | None, set[str] | None]
+
+
+class CancelsOnTheWorker(AscendConnector):
+    """An abort is passed on to the worker half, which the scheduler's process does not have.
+
+    KVC-010; B-156.
+    """
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        if request.status == RequestStatus.FINISHED_ABORTED:
+            self.worker.transport.unpin(request.request_id)
+        return super().request_finished(request, block_ids)
+
+
+class _SaysNothing(WorkerHalf):
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return super().get_block_ids_with_load_errors() or None  # type: ignore[return-value]
+
+
+class NoErrorsIsNone(AscendConnector):
+    """Answers None when no load failed, where vLLM wants an empty set.
+
+    KVC-011.
+    """
+
+    worker_half_class = _SaysNothing
+
+
+class _RaisesOnFailure(WorkerHalf):
+    def _close(self, outcome: Outcome) -> None:
+        if outcome.failed_block_ids:
+            raise RuntimeError(f"{outcome.transfer_id} failed")
+        super()._close(outcome)
+
+
+class RaisesOnFailure(AscendConnector):
+    """A transfer that failed raises when it is polled, and nobody catches it (KVC-010; B-069)."""
+
+    worker_half_class = _RaisesOnFailure
+
+
+class AnswersBool(AscendConnector):
+    """Whether blocks must live is answered bare, without the parameters (KVC-011; B-173)."""
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        return super().request_finished(request, block_ids)[0]  # type: ignore[return-value]
