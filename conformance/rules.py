@@ -435,8 +435,8 @@ RULES: tuple[Rule, ...] = (
         "VLL-101", "common blocks are common",
         "The first n blocks of every scheduled request are the same, n as the scheduler said for "
         "cascade attention. Known to fail: V-09, 0.11.0 counts references, of which a finished "
-        "request that is being sent, or one that is loading, holds some (PR #23485); in 0.27.1 so does a "
-        "block whose free is deferred.",
+        "request that is being sent, or one that is loading, holds some (PR #23485); in 0.27.1 "
+        "those whose free is deferred have references too.",
         _V, "a step of which vLLM said that its requests share blocks", until="0.27.1",
         source="0.11.0 v1/core/single_type_kv_cache_manager.py get_num_common_prefix_blocks",
     ),
