@@ -451,7 +451,7 @@ RULES: tuple[Rule, ...] = (
         "VLL-103", "an id is taken once",
         "A request of an id that the scheduler still knows is not let in. Known to fail: V-12, to "
         "0.13.0 it takes the place of the one whose blocks are being sent, which never come back.",
-        _V, "a client used an id again", packages=frozenset({"same-id"}),
+        _V, "a client used an id again",
         source="v1/core/sched/scheduler.py add_request",
     ),
     Rule(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from kvconform.connectors.zoo.catalogue import MUTANTS
+from kvconform.connectors.zoo.mutant import Mutant
 from kvconform.scenario.target import Target
 
 _DIALECT = MappingProxyType(
@@ -20,20 +22,28 @@ _STORE = MappingProxyType(
 )
 
 
-def _zoo(name: str, cls: str, title: str, module: str | None = None) -> Target:
-    module = module or name.replace("-", "_")
+def _zoo(mutant: Mutant) -> Target:
     return Target(
-        f"zoo:{name}",
-        f"kvconform.connectors.zoo.{module}:{cls}",
-        extra=_STORE,
+        f"zoo:{mutant.name}",
+        f"kvconform.connectors.zoo.{mutant.cls}",
+        extra=MappingProxyType({**_STORE, **mutant.extra}),
         world="transport",
-        title=title,
+        title=mutant.says,
+        shape=mutant.shape,
         dialect=_DIALECT,
         features=("pp",),
         since="0.18.0",
         until="0.33.0",
     )
 
+
+_HOSTILE = (
+    Mutant("exits-in-hook", "hostile:ExitsInHook", "Hostile: ends its process in a hook."),
+    Mutant("crashes-in-hook", "hostile:CrashesInHook", "Hostile: segmentation fault in a hook."),
+    Mutant("eats-memory-in-hook", "hostile:EatsMemoryInHook", "Hostile: takes all memory."),
+    Mutant("hangs-in-hook", "hostile:HangsInHook", "Hostile: waits for ever in a hook."),
+)
+"""They are there to show that they harm nobody but themselves."""
 
 KNOWN: tuple[Target, ...] = (
     Target(
@@ -53,16 +63,5 @@ KNOWN: tuple[Target, ...] = (
         extra=MappingProxyType({"shared_storage_path": "{run_dir}"}),
         title="vLLM's own example: saves prompts to files",
     ),
-    _zoo("full-hit-report", "FullHitReport", "reports a full local hit as received (KVC-302)"),
-    _zoo("leak-on-abort", "LeakOnAbort", "forgets the loads of aborted requests (KVC-304)"),
-    _zoo("wrong-block", "WrongBlock", "loads other blocks beside a local hit (KVC-501)"),
-    _zoo("late-failure", "LateFailure", "reports failed blocks a step too late (KVC-601)"),
-    _zoo("double-completion", "DoubleCompletion", "reports every transfer twice (KVC-303)"),
-    _zoo("lease-ignored", "LeaseIgnored", "keeps blocks for ever when nobody comes (KVC-603)"),
-    _zoo("exits-in-hook", "ExitsInHook", "hostile: ends its process in a hook", "hostile"),
-    _zoo("crashes-in-hook", "CrashesInHook", "hostile: segmentation fault in a hook", "hostile"),
-    _zoo(
-        "eats-memory-in-hook", "EatsMemoryInHook", "hostile: takes all memory in a hook", "hostile"
-    ),
-    _zoo("hangs-in-hook", "HangsInHook", "hostile: waits for ever in a hook", "hostile"),
+    *(_zoo(mutant) for mutant in (*MUTANTS, *_HOSTILE)),
 )

@@ -49,8 +49,8 @@ FOLDERS = {
     "reports": folder("", "scenario", never="vllm torch"),
     # Beside vLLM and torch only what vLLM itself needs, and the device and transport of choice.
     "connectors/ascend": folder(others="vllm torch torch_npu zmq mooncake"),
-    "connectors/zoo": folder("connectors/ascend", others="vllm torch"),
-    "connectors/targets": folder("scenario"),
+    "connectors/zoo": folder("connectors/ascend", others="vllm torch numpy"),
+    "connectors/targets": folder("connectors/zoo", "scenario"),
     "connectors": folder(others=""),
     "cli": folder(
         "",

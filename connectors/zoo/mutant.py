@@ -1,0 +1,46 @@
+"""What a member of the zoo is: a wrong connector, or a wrong scheduler, from a real defect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Half = Literal["scheduler half", "worker half", "composition", "vLLM"]
+
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One mistake.
+
+    Attributes:
+        name: as in ``zoo:NAME``.
+        cls: ``module:Class`` below this package; of a wrong scheduler, the right connector.
+        bug: the public defect that it is from; empty: none is known, and it is a mistake that is
+            easily made.
+        source: where that was reported.
+        says: the mistake in a sentence.
+        breaks: the invariants that the defect breaks (see ``conformance/invariants.py``).
+        side: who makes it.
+        shape: fields of the shape that it needs to show.
+        faults: packages that it needs; empty: any.
+        extra: more of the connector's config.
+        patch: ``module:function`` below this package, which puts the mistake into vLLM's scheduler.
+    """
+
+    name: str
+    cls: str
+    says: str
+    breaks: tuple[str, ...] = ()
+    side: Half = "composition"
+    bug: str = ""
+    source: str = ""
+    shape: Mapping[str, Any] = field(default_factory=_nothing)
+    faults: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=_nothing)
+    patch: str = ""
