@@ -94,6 +94,15 @@ def parser() -> argparse.ArgumentParser:
         "--json", metavar="FILE", help="write the table as JSON; '-' for standard output"
     )
 
+    selftest = commands.add_parser("selftest", help="hunt the mutants of the zoo")
+    selftest.add_argument("--mutant", default="", metavar="M", help="these only, with commas")
+    selftest.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th, from the I-th")
+    selftest.add_argument("--seed", type=int, default=1, help="equal seeds hunt equally")
+    selftest.add_argument("-n", dest="processes", default="1", metavar="N|auto", help="processes")
+    selftest.add_argument(
+        "--json", metavar="FILE", help="keep the results; a file that is there is gone on with"
+    )
+
     explain = commands.add_parser("explain", help="explain a rule")
     explain.add_argument("rule", metavar="RULE", help="such as KVC-302")
 
@@ -176,6 +185,10 @@ def _command(options: argparse.Namespace, line: list[str]) -> int:
             from kvconform.cli.matrix import matrix
 
             return matrix(options)
+        case "selftest":
+            from kvconform.cli.selftest import selftest
+
+            return selftest(options)
         case "replay":
             from kvconform.cli.replay import replay
 

@@ -39,7 +39,7 @@ LONG_MOVES = 40
 SOAK_PARTS = 10
 """L4 is cut into so many parts, each with as many runs as all of L3."""
 
-UnitKind = Literal["static", "life-cycle", "explore", "settle", "play"]
+UnitKind = Literal["static", "life-cycle", "explore", "hunt", "settle", "play"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ class Unit:
 
     Attributes:
         kind: ``static``: L0 and the target's features. ``life-cycle``: the fixed scenarios.
-            ``explore``: a machine's examples. ``settle``: confirm and shrink one fault. ``play``:
-            one scenario, twice.
+            ``explore``: a machine's examples. ``hunt``: fixed scenarios and then examples, until
+            the first fault. ``settle``: confirm and shrink one fault. ``play``: one scenario,
+            twice.
         level: what it belongs to, for progress.
         packages: fault packages that its runs may use.
         examples: runs.
@@ -59,6 +60,8 @@ class Unit:
         scenario: of ``settle`` and ``play``, as JSON.
         fingerprint: of ``settle``.
         shrink_runs: what shrinking may cost.
+        seconds: of ``hunt``: CPU time that it may take; 0: any.
+        prey: of ``hunt``: rules of vLLM's own that count as a fault, beside those of connectors.
     """
 
     kind: UnitKind
@@ -71,6 +74,8 @@ class Unit:
     scenario: Mapping[str, Any] | None = None
     fingerprint: Fingerprint | None = None
     shrink_runs: int = 0
+    seconds: float = 0.0
+    prey: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         what = ",".join(self.packages) if self.level == "L2" else f"seed {self.seed}"
@@ -133,6 +138,7 @@ class Result:
         cut_short: the time was over before the unit was done.
         shapes: per ``field=value`` of the shape, how many runs had it.
         refused: what the target said to shapes that it does not serve, with how often.
+        seconds: of ``hunt``: CPU time until the first fault, or until it gave up.
     """
 
     reached: Counter[str] = field(default_factory=Counter)
@@ -147,6 +153,7 @@ class Result:
     cut_short: bool = False
     shapes: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """JSON data."""
@@ -163,6 +170,7 @@ class Result:
             "cut_short": self.cut_short,
             "shapes": dict(self.shapes),
             "refused": dict(self.refused),
+            "seconds": self.seconds,
         }
 
     @staticmethod
@@ -181,6 +189,7 @@ class Result:
             data["cut_short"],
             Counter(data["shapes"]),
             Counter(data["refused"]),
+            data["seconds"],
         )
 
 
@@ -296,6 +305,8 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
                 features=frozenset(has), refused=gather.refused, stop=spent, chats=unit.chats,
             )  # fmt: skip
             explore(machine, unit.examples, unit.seed, unit.moves)
+        case "hunt":
+            _hunt(job, cls, gather, spent)
         case "settle":
             result.found = [_settle(job, lambda: tell(result))]
         case "play":
@@ -367,6 +378,35 @@ def _life_cycle(job: Job, gather: _Gatherer, spent: Callable[[], bool]) -> None:
                 gather.ended(play(job.target, Scenario(shape, scenario.actions)))
             except RefusedError as error:
                 gather.refused(error)
+
+
+def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> None:
+    """Look for one fault, and stop there."""
+    from kvconform.conformance import static
+    from kvconform.conformance.machine import explore, make_machine
+    from kvconform.faults.transport import make_world
+
+    unit, target, result = job.unit, job.target, gather.result
+    began = time.process_time()
+
+    def over() -> bool:
+        rules = (f.violation.fingerprint.rule for f in result.found)
+        caught = any(r.startswith("KVC") or r in unit.prey for r in rules)
+        if caught and not result.seconds:
+            result.seconds = round(time.process_time() - began, 2)
+        tired = unit.seconds and time.process_time() - began > unit.seconds
+        return caught or bool(tired) or spent()
+
+    result.found = [Found(v, Scenario()) for v in static.judge(cls, target)]
+    _life_cycle(job, gather, over)
+    if not over():
+        has = static.features(cls, target, make_world(target.world).offers)
+        machine = make_machine(
+            target, frozenset(unit.packages), job.fixed, gather.ended,
+            features=frozenset(has), refused=gather.refused, stop=over,
+        )  # fmt: skip
+        explore(machine, unit.examples, unit.seed, unit.moves)
+    result.seconds = result.seconds or round(time.process_time() - began, 2)
 
 
 def _settle(job: Job, tell: Callable[[], None]) -> Found:

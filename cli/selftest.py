@@ -1,0 +1,114 @@
+"""``kvconform selftest``: hunt the mutants of the zoo, and the right connector with them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvconform.cli import options as parse
+from kvconform.cli.check import write_json
+from kvconform.conformance.invariants import expected
+from kvconform.conformance.selftest import Quarry, hunt_all
+from kvconform.connectors.targets.resolve import resolve
+from kvconform.connectors.zoo.catalogue import BY_NAME, MUTANTS
+from kvconform.connectors.zoo.mutant import Mutant
+from kvconform.reports.kills import table
+from kvconform.scenario.errors import UsageError
+
+
+def selftest(options: argparse.Namespace) -> int:
+    """Hunt; 0 when every mutant was killed and the right connector was not accused, else 1.
+
+    Raises:
+        UsageError: there is no such mutant or shard, or the file is of something else.
+    """
+    quarries = _quarries(_chosen(options.mutant, options.shard))
+    path = Path(options.json) if options.json and options.json != "-" else None
+    known = _known(path, options.seed) if path else {}
+    done = [known[q.name] for q in quarries if q.name in known]
+    left = [q for q in quarries if q.name not in known]
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    hunts = hunt_all(
+        left, seed=options.seed, processes=parse.processes(options.processes), tell=tell
+    )
+    for hunt in hunts:
+        done.append(dataclasses.asdict(hunt) | {"twin": hunt.name.startswith("right")})
+        if path:  # who is interrupted goes on from here
+            _store(path, options.seed, done, known)
+    order = {quarry.name: index for index, quarry in enumerate(quarries)}
+    done.sort(key=lambda entry: order[entry["name"]])
+    out = sys.stderr if options.json == "-" else sys.stdout
+    print(table(done, {m.name: m.says for m in MUTANTS}), file=out)
+    if options.json == "-":
+        write_json(_file(options.seed, done), "-")
+    return int(any(entry["killed"] is entry["twin"] for entry in done))
+
+
+def _chosen(names: str, shard: str) -> list[Mutant]:
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= index <= count:
+        raise UsageError(f"--shard is I/N such as 1/4, I from 1 to N, got {shard!r}.")
+    chosen = list(MUTANTS)
+    if names:
+        for name in names.split(","):
+            if name not in BY_NAME:
+                raise UsageError(
+                    f"There is no mutant {name!r}: 'kvconform list mutants' shows them all."
+                )
+        chosen = [BY_NAME[name] for name in names.split(",")]
+    return chosen[index - 1 :: count]
+
+
+def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
+    """The mutants, and the right connector for each set of shapes and packages among them."""
+    ascend = resolve("ascend")
+    quarries, twins = [], {}
+    for mutant in mutants:
+        target = resolve(f"zoo:{mutant.name}")
+        quarries.append(
+            Quarry(mutant.name, target, expected(mutant.breaks), mutant.side, mutant.shape,
+                   mutant.faults)
+        )  # fmt: skip
+        where = ", ".join(
+            [*(f"{k}={v}" for k, v in mutant.shape.items()), *mutant.faults]
+        ) or "any shape"  # fmt: skip
+        name = f"right connector, {where}"
+        twins[name] = Quarry(name, ascend, shape=mutant.shape, faults=mutant.faults)
+    return [*quarries, *twins.values()]
+
+
+def _file(seed: int, done: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"schemaVersion": 1, "seed": seed, "hunts": list(done)}
+
+
+def _store(
+    path: Path, seed: int, done: Sequence[dict[str, Any]], known: dict[str, dict[str, Any]]
+) -> None:
+    """Write the file anew, whole or not at all; other mutants that were in it stay."""
+    merged = known | {entry["name"]: entry for entry in done}
+    scratch = path.with_name(f"{path.name}.new")
+    scratch.write_text(json.dumps(_file(seed, list(merged.values())), indent=1) + "\n")
+    scratch.replace(path)
+
+
+def _known(path: Path, seed: int) -> dict[str, dict[str, Any]]:
+    """What an earlier selftest with this seed has found out."""
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["seed"] != seed:
+            raise UsageError(f"{path} is of seed {data['seed']}; give another file for {seed}.")
+        return {entry["name"]: entry for entry in data["hunts"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not the file of a selftest: {error}.") from None

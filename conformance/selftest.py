@@ -1,0 +1,177 @@
+"""Does the harness find what it should? Hunts each mutant of a zoo until the first fault.
+
+The right connector is hunted in the same way, once for each set of shapes and packages that the
+mutants need: it must survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvconform.conformance.check import ORDERS
+from kvconform.conformance.pool import Death, Limits, Pool
+from kvconform.conformance.units import Found, Job, Result, Unit
+from kvconform.faults.packages import NAMES, possible
+from kvconform.scenario.target import Target
+
+EXAMPLES = 400
+"""Runs that a hunt may take, beside the fixed scenarios."""
+
+SECONDS = 60.0
+"""CPU time that a hunt may take."""
+
+SHRINK_RUNS = 150
+"""What shrinking the scenario of a kill may cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarry:
+    """What is hunted.
+
+    Attributes:
+        name: its name.
+        target: the wrong connector, or the right one over a wrong scheduler.
+        expected: rules of which one has to notice, by what the defect breaks; empty: it is right.
+        side: who makes the mistake.
+        shape: fields of the shape that it needs.
+        faults: packages that it needs; empty: all.
+    """
+
+    name: str
+    target: Target
+    expected: frozenset[str] = frozenset()
+    side: str = ""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How a hunt ended.
+
+    Attributes:
+        name: of the quarry.
+        killed: a fault was found (of a right connector: it was accused).
+        rule: which rule noticed.
+        side: whom it named.
+        kind: how the rule was broken.
+        expected: whether it was one of those that have to notice, and the side is right.
+        right_side: whether the side is right.
+        examples: runs until then.
+        seconds: CPU time until then.
+        actions: of the shrunk scenario.
+        scenario: that scenario, as JSON.
+    """
+
+    name: str
+    killed: bool
+    rule: str = ""
+    side: str = ""
+    kind: str = ""
+    expected: bool = False
+    right_side: bool = False
+    examples: int = 0
+    seconds: float = 0.0
+    actions: int = 0
+    scenario: Mapping[str, Any] | None = None
+
+
+def hunt_all(
+    quarries: Sequence[Quarry],
+    *,
+    seed: int = 1,
+    processes: int = 1,
+    limits: Limits | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[Hunt]:
+    """Hunt them; yields each as it ends, in any order.
+
+    Args:
+        quarries: whom.
+        seed: equal seeds hunt equally.
+        processes: at most so many at once.
+        limits: of each process.
+        tell: hears a line of progress.
+
+    Raises:
+        UsageError: a target cannot be loaded or set up.
+        HarnessError: kvconform itself failed.
+    """
+    with Pool(processes, limits or Limits()) as pool:
+        caught: list[tuple[Quarry, Result, Found]] = []
+        for done in pool.map([_job(quarry, seed) for quarry in quarries]):
+            quarry = quarries[done.index]
+            if done.death is not None:
+                yield _killed_its_process(quarry, done.death)
+                continue
+            assert done.result is not None
+            prey = _prey(quarry, done.result)
+            if prey is None:
+                tell(f"{quarry.name} lives")
+                yield Hunt(quarry.name, False, examples=done.result.examples,
+                           seconds=done.result.seconds)  # fmt: skip
+            else:
+                tell(f"{quarry.name} caught by {prey.violation.fingerprint.rule}")
+                caught.append((quarry, done.result, prey))
+        jobs = [
+            Job(
+                quarry.target,
+                Unit(
+                    "settle", "shrinking", scenario=prey.scenario.to_json(),
+                    fingerprint=prey.violation.fingerprint, shrink_runs=SHRINK_RUNS,
+                ),
+                dict(quarry.shape),
+            )
+            for quarry, _, prey in caught
+            if prey.scenario.actions
+        ]  # fmt: skip
+        dynamic = [entry for entry in caught if entry[2].scenario.actions]
+        for quarry, result, prey in caught:
+            if not prey.scenario.actions:  # seen in the class alone
+                yield _hunt(quarry, result, prey)
+        for done in pool.map(jobs):
+            quarry, result, prey = dynamic[done.index]
+            yield _hunt(quarry, result, done.result.found[0] if done.result else prey)
+
+
+def _job(quarry: Quarry, seed: int) -> Job:
+    faults = frozenset(quarry.faults or NAMES) & possible(
+        ORDERS[quarry.target.world], bool(quarry.target.dialect)
+    )
+    vllms = tuple(sorted(rule for rule in quarry.expected if rule.startswith("VLL")))
+    unit = Unit(
+        "hunt", "hunt", tuple(sorted(faults)), EXAMPLES, seed=seed * 1000 + 700,
+        seconds=SECONDS, prey=vllms if quarry.side == "vLLM" else (),
+    )  # fmt: skip
+    return Job(quarry.target, unit, dict(quarry.shape), None)
+
+
+def _prey(quarry: Quarry, result: Result) -> Found | None:
+    """The first fault that counts."""
+    for found in result.found:
+        rule = found.violation.fingerprint.rule
+        if rule.startswith("KVC") or (quarry.side == "vLLM" and rule in quarry.expected):
+            return found
+    return None
+
+
+def _hunt(quarry: Quarry, result: Result, prey: Found) -> Hunt:
+    fingerprint = prey.violation.fingerprint
+    right = fingerprint.side in (quarry.side, "composition")
+    return Hunt(
+        quarry.name, prey.confirmed, fingerprint.rule, fingerprint.side, fingerprint.kind,
+        expected=fingerprint.rule in quarry.expected, right_side=right, examples=result.examples,
+        seconds=result.seconds, actions=len(prey.scenario.actions),
+        scenario=prey.scenario.to_json(),
+    )  # fmt: skip
+
+
+def _killed_its_process(quarry: Quarry, death: Death) -> Hunt:
+    side = death.hook.partition(":")[0]
+    return Hunt(
+        quarry.name, True, "KVC-010", side, death.how,
+        expected="KVC-010" in quarry.expected, right_side=side in (quarry.side, "composition"),
+        scenario=death.scenario,
+    )  # fmt: skip
