@@ -106,7 +106,7 @@ class Engine:
         self.connector = parts.scheduler.connector
         self._depth = compat.concurrent_batches(self.config, shape)
         layers = sum(len(g) for s in range(shape.pp) for g in compat.layer_names(shape, s))
-        self.memory = Memory(index, shape, layers)
+        self.memory = Memory(index, shape, layers, target.caches)
         self._recorder.wrap(
             self.connector,
             "scheduler half",

@@ -33,6 +33,23 @@ def _zoo(name: str, cls: str, title: str, module: str | None = None) -> Target:
     )
 
 
+_ASCEND_KV = "vllm_ascend.distributed.kv_transfer"
+_ASCEND = {
+    "world": "mooncake",
+    "dialect": _DIALECT,
+    "shape": MappingProxyType({"topology": "pd"}),
+    "caches": "pairs",
+    "prepare": "kvconform.faults.mooncake:prepare",
+    "install": "./kvc --vllm 0.18.0 --with vllm-ascend==0.18.0",
+}
+_MOONCAKE = MappingProxyType(
+    {
+        "prefill": {"tp_size": "{tp}", "dp_size": 1},
+        "decode": {"tp_size": "{tp}", "dp_size": 1},
+    }
+)
+"""Both engines of a run have as many ranks."""
+
 KNOWN: tuple[Target, ...] = (
     Target(
         "ascend",
@@ -48,6 +65,13 @@ KNOWN: tuple[Target, ...] = (
         "vllm.distributed.kv_transfer.kv_connector.v1.example_connector:ExampleConnector",
         extra=MappingProxyType({"shared_storage_path": "{run_dir}"}),
         title="vLLM's own example: saves prompts to files",
+    ),
+    Target(
+        "vllm-ascend-mooncake",
+        f"{_ASCEND_KV}.kv_p2p.mooncake_connector:MooncakeConnector",
+        extra=_MOONCAKE,
+        title="vllm-ascend's connector between prefill and decode, over a simulated Mooncake",
+        **_ASCEND,
     ),
     _zoo("full-hit-report", "FullHitReport", "reports a full local hit as received (KVC-302)"),
     _zoo("leak-on-abort", "LeakOnAbort", "forgets the loads of aborted requests (KVC-304)"),

@@ -50,6 +50,9 @@ class Parts:
 
 def connector_class(target: Target) -> type:
     """Import the target's class (ImportError and AttributeError pass through)."""
+    if target.prepare:
+        module, _, function = target.prepare.partition(":")
+        getattr(importlib.import_module(module), function)()
     return getattr(importlib.import_module(target.module), target.class_name)
 
 
