@@ -113,7 +113,8 @@ class Cluster:
         extra = self._extra()
         logs.capture(self._log)
         clock.active = self.clock
-        self._packages = clock.packages_of(compat.connector_class(target))
+        classes = compat.connector_classes(target)
+        self._packages = frozenset().union(*map(clock.packages_of, classes))
         clock.redirect(self._packages)
         try:
             for index in range(shape.engines):

@@ -6,9 +6,8 @@ which threads work (``gate``), and ``torch_npu`` where it is missing (``npu``). 
 
 * a transfer moves real bytes, between addresses that were registered, when the step in which it was
   submitted is over; a held one when it is released. Its thread waits until then;
-* it moves nothing and returns -1 when an address is not registered, when either engine is cut off,
-  or when there is no such engine; when it is told to fail, the chosen ranges do not move and the
-  others do;
+* it moves nothing and returns -1 when it is told to fail, when an address is not registered, when
+  either engine is cut off, or when there is no such engine;
 * messages between engines that cannot reach each other are lost;
 * what is process-wide in vllm-ascend, its transfer engine and its config, is each rank's own.
 
@@ -31,6 +30,7 @@ from typing import Any
 
 from vllm.config import get_current_vllm_config
 from vllm.distributed import parallel_state
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kvconform.engine.cluster import Cluster
 from kvconform.engine.world import Pending
@@ -205,14 +205,12 @@ class MooncakeWorld(TransportWorld):
             and not self._cut & {read.engine.index, peer.index}
             and read.engine.covers(read.mine, read.lengths)
             and peer.covers(read.theirs, read.lengths)
+            and not self._chosen_to_fail([0], read.engine.rank)
         ):
-            ranges = range(len(read.lengths))
-            failed = self._chosen_to_fail(ranges, read.engine.rank)
-            for i in ranges:
-                ends = read.mine[i], read.theirs[i]
-                if i not in failed:
-                    ctypes.memmove(*(reversed(ends) if read.writes else ends), read.lengths[i])
-            read.answer = -1 if failed else 0
+            for mine, theirs, length in zip(read.mine, read.theirs, read.lengths, strict=True):
+                to, source = (theirs, mine) if read.writes else (mine, theirs)
+                ctypes.memmove(to, source, length)
+            read.answer = 0
         self.gate.let_go(read.thread)
 
     def open_transfers(self) -> int:
@@ -266,6 +264,10 @@ def prepare() -> None:
             if there is not None:
                 sys.modules[name] = there
         raise
+    if "MooncakeConnectorV1" not in KVConnectorFactory._registry:  # as vllm-ascend's plugin does
+        KVConnectorFactory.register_connector(
+            "MooncakeConnectorV1", module.__name__, "MooncakeConnector"
+        )
     vars(module).update(
         zmq=sockets.module,
         queue=_Queues(),

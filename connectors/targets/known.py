@@ -73,6 +73,29 @@ KNOWN: tuple[Target, ...] = (
         title="vllm-ascend's connector between prefill and decode, over a simulated Mooncake",
         **_ASCEND,
     ),
+    Target(
+        "vllm-ascend-multi",
+        "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector",
+        extra=MappingProxyType(
+            {
+                "connectors": (
+                    {
+                        "kv_connector": "AscendConnector",
+                        "kv_connector_module_path": "kvconform.connectors.ascend.connector",
+                        "kv_role": "{role}",
+                        "kv_connector_extra_config": {**_STORE, "offers": False},
+                    },
+                    {
+                        "kv_connector": "MooncakeConnectorV1",
+                        "kv_role": "{role}",
+                        "kv_connector_extra_config": _MOONCAKE,
+                    },
+                )
+            }
+        ),
+        title="vLLM's MultiConnector: the reference connector's store, then vllm-ascend-mooncake",
+        **_ASCEND,
+    ),
     _zoo("full-hit-report", "FullHitReport", "reports a full local hit as received (KVC-302)"),
     _zoo("leak-on-abort", "LeakOnAbort", "forgets the loads of aborted requests (KVC-304)"),
     _zoo("wrong-block", "WrongBlock", "loads other blocks beside a local hit (KVC-501)"),
