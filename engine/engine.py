@@ -79,7 +79,8 @@ class Engine:
         self.trace = trace
         self._streams = streams
         self._halt = halt
-        self._recorder = Recorder(trace, index, target.module, folder)
+        modules = frozenset(c.__module__ for c in compat.connector_classes(target))
+        self._recorder = Recorder(trace, index, modules | {target.module}, folder)
         self._statuses: dict[str, Any] = {}
         self._lookups: dict[str, tuple[int, bool]] = {}
         self._held: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 PATIENCE = 10.0
-"""Most seconds that threads get to come to rest; who needs more waits for what the world has not."""
+"""Most seconds that threads get to come to rest; who needs more waits for what is not there."""
 
 
 here = threading.local()
@@ -43,6 +43,7 @@ class Gate:
         self._kept: set[int] = set()
         self._unstarted = 0
         self._queues: list[Queue] = []
+        self._executors: list[Executor] = []
 
     def settle(self) -> bool:
         """Let them work until all rest; whether they came to rest."""
@@ -60,6 +61,8 @@ class Gate:
             self._kept.clear()
             self._changed.notify_all()
             self._changed.wait_for(lambda: not (self._at_work or self._unstarted), PATIENCE)
+        for executor in self._executors:
+            executor.shutdown(wait=False)
 
     def keep(self, arrived: Callable[[], None]) -> None:
         """Keep this thread until :meth:`let_go`; ``arrived`` is called when it is."""
@@ -102,9 +105,12 @@ class Gate:
             here.engine = jobs.engine
             return jobs.take()
 
-    def serve(self, jobs: Queue) -> None:
-        """One more queue."""
-        self._queues.append(jobs)
+    def serve(self, jobs: Queue | Executor) -> None:
+        """One more queue, or executor."""
+        if isinstance(jobs, Queue):
+            self._queues.append(jobs)
+        else:
+            self._executors.append(jobs)
 
     def submitted(self) -> None:
         """A task waits for a thread of an executor."""
@@ -167,6 +173,7 @@ class Executor(ThreadPoolExecutor):
         super().__init__(*args, **kwargs)
         self._serves = _gate()
         self._engine = self._serves.whose()
+        self._serves.serve(self)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """See ``ThreadPoolExecutor``."""

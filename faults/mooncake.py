@@ -1,4 +1,4 @@
-"""A world in which Mooncake's transfer engine obeys orders, for vllm-ascend's ``MooncakeConnector``.
+"""A world in which Mooncake's transfers obey orders, for vllm-ascend's ``MooncakeConnector``.
 
 The connector's code is its own, and so are its threads and its messages. Simulated are what they
 stand on: the transfer engine (:class:`TransferEngine`), ZeroMQ's TCP (``sockets``), the moments at
@@ -171,9 +171,6 @@ class MooncakeWorld(TransportWorld):
         self.gate.end()
         self.network.end()
         for thread in set(threading.enumerate()) - self._threads:
-            for value in vars(thread).values():
-                if isinstance(value, gate.Executor):
-                    value.shutdown()
             thread.join(gate.PATIENCE)
         self.network.close()
         if _current is self:
@@ -236,7 +233,8 @@ class _EachRank:
 def _engine_index() -> int:
     """The engine whose process this would be."""
     transfer = get_current_vllm_config().kv_transfer_config
-    assert transfer is not None and transfer.engine_id is not None
+    assert transfer is not None
+    assert transfer.engine_id is not None
     return int(transfer.engine_id.lstrip("e").partition("_")[0])
 
 

@@ -2,8 +2,8 @@
 
 Of the real module vllm-ascend's ``MooncakeConnector`` uses, where both engines have as many ranks:
 the import itself, ``torch.npu.set_device`` and ``torch.npu.current_device``. That is all there is
-here; anything else raises ``AttributeError``, and is no statement about the target. There is no NPU,
-and ``torch.npu.is_available()`` says so.
+here; anything else raises ``AttributeError``, which says nothing about the target. There is no NPU,
+as ``torch.npu.is_available()`` says.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from kvconform.scenario.target import Target
 
@@ -33,15 +35,6 @@ def _zoo(name: str, cls: str, title: str, module: str | None = None) -> Target:
     )
 
 
-_ASCEND_KV = "vllm_ascend.distributed.kv_transfer"
-_ASCEND = {
-    "world": "mooncake",
-    "dialect": _DIALECT,
-    "shape": MappingProxyType({"topology": "pd"}),
-    "caches": "pairs",
-    "prepare": "kvconform.faults.mooncake:prepare",
-    "install": "./kvc --vllm 0.18.0 --with vllm-ascend==0.18.0",
-}
 _MOONCAKE = MappingProxyType(
     {
         "prefill": {"tp_size": "{tp}", "dp_size": 1},
@@ -49,6 +42,39 @@ _MOONCAKE = MappingProxyType(
     }
 )
 """Both engines of a run have as many ranks."""
+
+_CHILD_STORE = MappingProxyType(
+    {
+        "kv_connector": "AscendConnector",
+        "kv_connector_module_path": "kvconform.connectors.ascend.connector",
+        "kv_role": "{role}",
+        "kv_connector_extra_config": {**_STORE, "offers": False},
+    }
+)
+_CHILD_MOONCAKE = MappingProxyType(
+    {
+        "kv_connector": "MooncakeConnectorV1",
+        "kv_role": "{role}",
+        "kv_connector_extra_config": _MOONCAKE,
+    }
+)
+"""By the name under which vllm-ascend registers it."""
+
+
+def _vllm_ascend(name: str, cls: str, extra: Mapping[str, Any], title: str) -> Target:
+    return Target(
+        name,
+        cls,
+        extra=extra,
+        world="mooncake",
+        title=title,
+        dialect=_DIALECT,
+        shape=MappingProxyType({"topology": "pd"}),
+        caches="pairs",
+        prepare="kvconform.faults.mooncake:prepare",
+        install="./kvc --vllm 0.18.0 --with vllm-ascend==0.18.0",
+    )
+
 
 KNOWN: tuple[Target, ...] = (
     Target(
@@ -66,35 +92,17 @@ KNOWN: tuple[Target, ...] = (
         extra=MappingProxyType({"shared_storage_path": "{run_dir}"}),
         title="vLLM's own example: saves prompts to files",
     ),
-    Target(
+    _vllm_ascend(
         "vllm-ascend-mooncake",
-        f"{_ASCEND_KV}.kv_p2p.mooncake_connector:MooncakeConnector",
-        extra=_MOONCAKE,
-        title="vllm-ascend's connector between prefill and decode, over a simulated Mooncake",
-        **_ASCEND,
+        "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_connector:MooncakeConnector",
+        _MOONCAKE,
+        "vllm-ascend's connector between prefill and decode, over a simulated Mooncake",
     ),
-    Target(
+    _vllm_ascend(
         "vllm-ascend-multi",
         "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector",
-        extra=MappingProxyType(
-            {
-                "connectors": (
-                    {
-                        "kv_connector": "AscendConnector",
-                        "kv_connector_module_path": "kvconform.connectors.ascend.connector",
-                        "kv_role": "{role}",
-                        "kv_connector_extra_config": {**_STORE, "offers": False},
-                    },
-                    {
-                        "kv_connector": "MooncakeConnectorV1",
-                        "kv_role": "{role}",
-                        "kv_connector_extra_config": _MOONCAKE,
-                    },
-                )
-            }
-        ),
-        title="vLLM's MultiConnector: the reference connector's store, then vllm-ascend-mooncake",
-        **_ASCEND,
+        MappingProxyType({"connectors": (_CHILD_STORE, _CHILD_MOONCAKE)}),
+        "vLLM's MultiConnector: the reference connector's store, then vllm-ascend-mooncake",
     ),
     _zoo("full-hit-report", "FullHitReport", "reports a full local hit as received (KVC-302)"),
     _zoo("leak-on-abort", "LeakOnAbort", "forgets the loads of aborted requests (KVC-304)"),
