@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import pytest
 import zmq
 
+from kvconform.conformance.run import play
 from kvconform.connectors.targets.resolve import resolve
 from kvconform.engine import compat
 from kvconform.engine.cluster import Cluster
 from kvconform.faults import gate, sockets
 from kvconform.faults.mooncake import HOST, MooncakeWorld, TransferEngine
+from kvconform.scenario.actions import Arrive, Step
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
-from kvconform.scenario.trace import Trace
+from kvconform.scenario.trace import Kind, Trace
 
 SHAPE = Shape(topology="pd", engines=2)
 
@@ -167,3 +172,13 @@ def test_a_run_leaves_no_thread_behind(cluster: Cluster, sides: tuple[Side, Side
     cluster.close()
     assert threading.active_count() == 1
     assert sides[1].answers == [-1]
+
+
+def test_a_child_whose_sibling_passes_requests_on_offers_nothing() -> None:
+    ascend = resolve("ascend")
+    quiet = dataclasses.replace(ascend, extra={**ascend.extra, "offers": False})
+    for target, offers in ((ascend, True), (quiet, False)):
+        outcome = play(target, Scenario(SHAPE, (Arrive(Prompt(0, 40), 4), Step(3))))
+        assert outcome.violation is None
+        (forwarded,) = outcome.trace.of(Kind.FORWARDED)
+        assert forwarded.data["params"] is offers
