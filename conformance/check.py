@@ -31,6 +31,7 @@ LEVELS: dict[str, str] = {
 ORDERS: Mapping[str, frozenset[str]] = {
     "plain": frozenset({"route"}),
     "transport": frozenset({"route", "hold", "release", "busy", "fail", "cut"}),
+    "mooncake": frozenset({"route", "hold", "release", "fail", "cut"}),
 }
 """What each world can be told to do (see ``faults``)."""
 

@@ -22,10 +22,10 @@ def load(target: Target) -> Any:
     try:
         cls = compat.connector_class(target)
     except ModuleNotFoundError as error:
-        if error.name is not None and target.module.startswith(error.name):
+        if error.name is not None and (target.module.startswith(error.name) or target.install):
             raise UsageError(
                 f"There is no module {error.name!r} for the target {target.cls!r}: check the name, "
-                "and that it is installed in this environment."
+                f"and that it is installed in this environment{_how(target)}."
             ) from None
         raise UsageError(
             f"The target's module {target.module!r} cannot be imported: {error}."
@@ -45,6 +45,11 @@ def load(target: Target) -> Any:
             "vllm's KVConnectorBase_V1."
         )
     return cls
+
+
+def _how(target: Target) -> str:
+    """How a known target that is not installed gets here."""
+    return f" ({target.install} check {target.name} brings it)" if target.install else ""
 
 
 def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]:

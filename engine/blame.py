@@ -81,6 +81,14 @@ def blame(
                 f"block {found.block} as it was before the load that {promise.request} was "
                 "promised: nothing was written there",
             )
+        streams = list(streams)
+        promised = dict(streams)[promise.request]
+        if promised is not reader and np.array_equal(
+            promised.words(found.layer, head)[found.position], actual
+        ):
+            # The load brought what was promised to the request that it was for. Who else reads the
+            # block was given it by vLLM's own prefix cache.
+            return Blame(False, "stale-block", f"block {found.block}, loaded for {promise.request}")
         kind, text = recognise(actual, found, memory, reader, streams)
         return Blame(True, kind, text)
     if own:

@@ -117,7 +117,8 @@ class Cluster:
         extra = self._extra()
         logs.capture(self._log)
         clock.active = self.clock
-        self._packages = clock.packages_of(compat.connector_class(target))
+        classes = compat.connector_classes(target)
+        self._packages = frozenset().union(*map(clock.packages_of, classes))
         clock.redirect(self._packages)
         try:
             for index in range(shape.engines):
@@ -250,7 +251,7 @@ class Cluster:
             HaltedError: the run is over.
         """
         worked = self.engines[engine].step(last)
-        threads.settle()
+        self.world.settle()
         ended, self.engines[engine].delivered = self.engines[engine].delivered, []
         for one in ended:
             if self.arrived[one.request].then is not None and one.finish == "length":
@@ -355,6 +356,8 @@ class Cluster:
         Threads and processes of the target can be seen, and what else it deals with cannot: it gets
         some time as well, less and less of it where none ever bore fruit.
         """
+        if self.world.runs_threads:
+            return []  # they have done all that they can
         patience, fruit = threads.patience(), False
         if not threads.company():
             # Once and as a whole: how many steps a run takes must not depend on the machine.

@@ -81,7 +81,8 @@ class Engine:
         self.trace = trace
         self._streams = streams
         self._halt = halt
-        self._recorder = Recorder(trace, index, target.module, folder)
+        modules = frozenset(c.__module__ for c in compat.connector_classes(target))
+        self._recorder = Recorder(trace, index, modules | {target.module}, folder)
         self._statuses: dict[str, Any] = {}
         self._lookups: dict[str, tuple[int, bool]] = {}
         self._held: dict[str, list[int]] = {}
@@ -110,7 +111,7 @@ class Engine:
         self.connector = parts.scheduler.connector
         self._depth = compat.concurrent_batches(self.config, shape)
         layers = sum(len(g) for s in range(shape.pp) for g in compat.layer_names(shape, s))
-        self.memory = Memory(index, shape, layers)
+        self.memory = Memory(index, shape, layers, target.caches)
         self._recorder.wrap(
             self.connector,
             "scheduler half",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch
 from kvconform.engine.compat.layout import HEAD_SIZE, HEADS
 from kvconform.engine.oracle import WORDS, Words, poison, words_of
 from kvconform.scenario.shape import Shape
+from kvconform.scenario.target import Caches
 
 
 @dataclass(slots=True)
@@ -41,30 +43,42 @@ class Promise:
 
 
 class Memory:
-    """Tensors ``[num_blocks, heads, block_size, 2 * HEAD_SIZE]`` per rank and layer, float32.
+    """The KV tensors of each rank and layer, float32, laid out as the target expects them.
 
-    A rank of a pipeline stage has that stage's layers only.
+    ``whole``: one tensor ``[num_blocks, heads, block_size, 2 * HEAD_SIZE]``. ``pairs``: a tuple of
+    K and V, each ``[num_blocks, block_size, heads, HEAD_SIZE]``, as vllm-ascend has them. A rank of
+    a pipeline stage has that stage's layers only.
 
     Attributes:
         num_layers: layers of the whole model.
         words: per rank, the same memory as 64-bit words, shape
-            ``[layers, num_blocks, heads, block_size, WORDS]``.
+            ``[layers, num_blocks, heads, block_size, 2, WORDS // 2]``: K, then V.
         tensors: per rank, per layer, what ``register_kv_caches`` gets.
         epochs: per block, how often it was handed to a new owner.
         owners: per block, the request that it was last handed to.
         promises: per block, the load that has to fill it.
     """
 
-    def __init__(self, engine: int, shape: Shape, layers: int) -> None:
+    def __init__(self, engine: int, shape: Shape, layers: int, caches: Caches = "whole") -> None:
         self.engine = engine
         self.shape = shape
         self.heads = max(1, HEADS // shape.tp)
         self.num_layers = layers
         layers //= shape.pp
         dims = (layers, shape.num_blocks, self.heads, shape.block_size)
-        buffers = [np.zeros((*dims, 2 * HEAD_SIZE), dtype=np.float32) for _ in range(shape.ranks)]
-        self.words: list[Words] = [b.view(np.uint64).reshape(*dims, WORDS) for b in buffers]
-        self.tensors = [[torch.from_numpy(b[i]) for i in range(layers)] for b in buffers]
+        self.words: list[Words] = []
+        self.tensors: list[list[Any]] = []
+        for _ in range(shape.ranks):
+            if caches == "whole":
+                whole = np.zeros((*dims, 2 * HEAD_SIZE), dtype=np.float32)
+                self.words.append(whole.view(np.uint64).reshape(*dims, 2, WORDS // 2))
+                self.tensors.append([torch.from_numpy(layer) for layer in whole])
+            else:
+                shape_of_one = (shape.num_blocks, shape.block_size, self.heads, HEAD_SIZE)
+                pairs = np.zeros((layers, 2, *shape_of_one), dtype=np.float32)
+                # Layer, K or V, block, slot, head, word: the same dimensions in another order.
+                self.words.append(pairs.view(np.uint64).transpose(0, 2, 4, 3, 1, 5))
+                self.tensors.append([tuple(map(torch.from_numpy, layer)) for layer in pairs])
         self.epochs = [0] * shape.num_blocks
         self.owners: list[str | None] = [None] * shape.num_blocks
         self.promises: dict[int, Promise] = {}
@@ -100,7 +114,7 @@ class Memory:
             self.owners[block] = owner
         pattern = poison(self.engine, blocks, [self.epochs[b] for b in blocks])
         for words in self.words:
-            words[:, blocks] = pattern[None, :, None, None, None]
+            words[:, blocks] = pattern[None, :, None, None, None, None]
         self.computed[blocks] = 0
 
     def promise(self, promise: Promise) -> None:

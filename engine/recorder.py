@@ -135,10 +135,12 @@ class Recorder:
         raised: the exception that last escaped a hook.
     """
 
-    def __init__(self, trace: Trace, engine: int, module: str, folder: str | None) -> None:
+    def __init__(
+        self, trace: Trace, engine: int, modules: frozenset[str], folder: str | None
+    ) -> None:
         self.trace = trace
         self.engine = engine
-        self._module = module
+        self._modules = modules
         self._folder = folder
         self.step = 0
         self.raised: BaseException | None = None
@@ -257,12 +259,12 @@ class Recorder:
     def describe(self, error: BaseException) -> dict[str, Any]:
         """An exception as data: type, text, and the frame that answers for it.
 
-        That is the innermost frame in the target's module, else the innermost of all. Addresses
+        That is the innermost frame in the target's modules, else the innermost of all. Addresses
         are left out, and the run's own folder is named by its placeholder, so that the
         description is the same in every run.
         """
         frames = list(_frames(error.__traceback__))
-        mine = [f for f in frames if f[0] == self._module]
+        mine = [f for f in frames if f[0] in self._modules]
         module, function, line, source = (mine or frames or [("?", "?", 0, "")])[-1]
         message = _ADDRESS.sub("0x…", str(error))
         if self._folder is not None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvconform.engine import compat
 from kvconform.engine.blame import Found
 from kvconform.engine.memory import Memory
-from kvconform.engine.oracle import Stream, Words, stream
+from kvconform.engine.oracle import WORDS, Stream, Words, stream
 
 Table = npt.NDArray[np.int64]
 
@@ -232,13 +232,13 @@ class Worker:
         if end - start == 1:  # decoding: no need for index arrays
             at: Any = (table[start // self.block_size], start % self.block_size)
             which: Any = start
-            words[at[0], :, at[1]] = followed.words_of_heads(whole, self.heads)[:, start]
+            of_heads = followed.words_of_heads(whole, self.heads)[:, start]
         else:
             positions = np.arange(start, end)
             at = (table[positions // self.block_size], positions % self.block_size)
             which = slice(start, end)
-            of_heads = followed.words_of_heads(whole, self.heads)[:, which]
-            words[at[0], :, at[1]] = of_heads.swapaxes(0, 1)
+            of_heads = followed.words_of_heads(whole, self.heads)[:, which].swapaxes(0, 1)
+        words[at[0], :, at[1]] = of_heads.reshape(*of_heads.shape[:-1], 2, -1)
         if layer == 0 and self.rank == 0:
             self.memory.computed[at] = followed.digests[which]
 
@@ -251,7 +251,7 @@ class Worker:
         blocks = table[first : -(-end // size)]
         got = self.memory.words[self.rank][layer][blocks]
         offset, span = low - first * size, end - low
-        read = got.swapaxes(0, 1).reshape(len(self.heads), -1, got.shape[-1])
+        read = got.swapaxes(0, 1).reshape(len(self.heads), -1, WORDS)
         read = read[:, offset : offset + span]
         want: Words = followed.words_of_heads(whole, self.heads)[:, low:end]
         if (read == want).all():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvconform.engine import threads
 from kvconform.scenario.actions import Direction
 from kvconform.scenario.shape import Shape
 
@@ -55,6 +56,9 @@ class World:
     offers: frozenset[str] = frozenset({"route"})
     """Orders that this world can carry out."""
 
+    runs_threads = False
+    """Whether the target's threads work only when this world lets them, in ``settle``."""
+
     def __init__(self) -> None:
         self.pending: list[Pending] = []
         """What is held, in the order in which it was opened."""
@@ -65,7 +69,7 @@ class World:
 
     def options(self, shape: Shape) -> Mapping[str, Any]:
         """What targets find under ``{placeholders}`` in their extra config."""
-        return {"store_blocks": shape.store_blocks}
+        return {"store_blocks": shape.store_blocks, "tp": shape.tp}
 
     def route(self, handover: Handover) -> None:
         """A prefill is done; its request goes on to where it decodes, unless routes are held."""
@@ -124,6 +128,10 @@ class World:
         """Faults off: everything held is released, nothing is withheld any more."""
         self.unhold()
         self.release(None)
+
+    def settle(self) -> None:
+        """A step is over: the target's threads get time until they do nothing."""
+        threads.settle()
 
     def open_transfers(self) -> int:
         """Transfers whose bytes have not moved yet."""

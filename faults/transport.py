@@ -232,15 +232,17 @@ class TransportWorld(World):
     def _failed(self, transfer: Any, transport: ObedientTransport) -> set[int]:
         if transfer.direction == "save" or not transfer.block_ids:
             return set()
+        return set(self._chosen_to_fail(transfer.block_ids, transport.rank))
+
+    def _chosen_to_fail(self, blocks: Sequence[int], rank: int) -> Sequence[int]:
+        """Those of a load's blocks that fail on this rank."""
         for failure in self._failures:
-            if failure.rank in (transport.rank, None):
+            if failure.rank in (rank, None):
                 failure.loads -= 1
                 if not failure.loads:
                     self._failures.remove(failure)
-                blocks = transfer.block_ids
-                chosen = {"all": blocks, "first": blocks[:1], "last": blocks[-1:]}
-                return set(chosen[failure.blocks])
-        return set()
+                return {"all": blocks, "first": blocks[:1], "last": blocks[-1:]}[failure.blocks]
+        return ()
 
     def _engine(self, transport: ObedientTransport) -> Engine:
         assert self._cluster is not None
@@ -345,5 +347,9 @@ def _engine_index(engine_id: str) -> int:
 
 
 def make_world(kind: str) -> World:
-    """The world that a target needs: ``plain`` or ``transport``."""
+    """The world that a target needs: ``plain``, ``transport`` or ``mooncake``."""
+    if kind == "mooncake":
+        from kvconform.faults.mooncake import MooncakeWorld  # it brings ZeroMQ along
+
+        return MooncakeWorld()
     return TransportWorld() if kind == "transport" else World()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-World = Literal["plain", "transport"]
+World = Literal["plain", "transport", "mooncake"]
+Caches = Literal["whole", "pairs"]
 
 FEATURES = ("async", "load-failure", "reset", "events", "stats", "hma", "orders", "pd", "pp")
 """What a target may have; most are found by looking at the class."""
@@ -27,9 +28,11 @@ class Target:
         role: vLLM's ``kv_role``.
         extra: ``kv_connector_extra_config``. Strings may hold ``{run_dir}`` (a fresh folder for
             each run), ``{run}`` (a name of its own for each) and ``{store_blocks}`` (from the
-            shape), so that external state is fresh each time.
+            shape), so that external state is fresh each time; ``{tp}`` (from the shape) and
+            ``{role}`` (of the engine) too.
         world: what the target needs simulated. ``plain``: nothing, it talks to the real thing.
             ``transport``: transfers and lookups go through a transport that obeys orders.
+            ``mooncake``: the same for Mooncake's transfer engine and ZeroMQ (see ``faults``).
         features: features that its owner declares beside those found by introspection.
         shape: fields of the shape that this target fixes.
         profile: the profile that it is held to unless another is asked for.
@@ -40,6 +43,10 @@ class Target:
             own for each request).
         since: first vLLM release that it claims to work with; empty: no bound.
         until: last one.
+        caches: what ``register_kv_caches`` gets for a layer: the ``whole`` KV in one tensor, or
+            ``pairs`` of K and V, as vllm-ascend has them.
+        prepare: ``package.module:function`` that is called before the class is imported, or empty.
+        install: how the target gets into this environment, for who has not got it.
     """
 
     name: str
@@ -54,6 +61,9 @@ class Target:
     dialect: Mapping[str, Any] = field(default_factory=_no_options)
     since: str = ""
     until: str = ""
+    caches: Caches = "whole"
+    prepare: str = ""
+    install: str = ""
 
     @property
     def module(self) -> str:

@@ -131,7 +131,7 @@ class SchedulerHalf:
 
     def _remote(self, request: Request, life: _Life) -> dict[str, Any] | None:
         """What another engine offers for this request and has not been told about yet."""
-        params = request.kv_transfer_params
+        params = request.kv_transfer_params if self.settings.offers else None
         if not params or not params.get("do_remote_prefill") or life.remote_is_done:
             return None
         # Ranks read from their own kind: another number of them has cut the KV differently.
@@ -211,6 +211,7 @@ class SchedulerHalf:
             not params
             or not params.get("do_remote_decode")
             or not self.settings.may_save
+            or not self.settings.offers
             or request.status not in _FINISHED_ON_ITS_OWN
         ):
             return None

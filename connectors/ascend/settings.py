@@ -12,6 +12,8 @@ key                 default  meaning
 ``transport``       none     ``package.module:factory``, see ``transport.make_transport``
 ``offer_seconds``   60       how long an engine that prefills keeps a request's blocks for the one
                              that decodes
+``offers``          true     false: requests do not pass between engines here. For a child of a
+                             MultiConnector whose sibling sees to that
 ``offer_address``   none     where engines of other processes read what this one offers; see below
 ``address``         none     the store is in another process, at this ZeroMQ address; see below
 ==================  =======  =====================================================================
@@ -177,6 +179,7 @@ class Settings:
         capacity_blocks: see the module.
         transport: see the module.
         offer_seconds: see the module.
+        offers: see the module.
         remote: the store is in another process; None: in this one.
         peers: how its ranks talk to those of other engines, and at which address they offer, or
             at none ("").
@@ -194,6 +197,7 @@ class Settings:
     capacity_blocks: int
     transport: str | None
     offer_seconds: float = 60.0
+    offers: bool = True
     remote: RemoteStore | None = None
     peers: Endpoint | None = None
     instance: str = field(default="", compare=False)
@@ -230,6 +234,7 @@ class Settings:
             capacity_blocks=_count(extra, "capacity_blocks", 1024),
             transport=str(transport) if transport is not None else None,
             offer_seconds=_positive(extra, "offer_seconds", cls.offer_seconds),
+            offers=_flag(extra, "offers", default=True),
             remote=RemoteStore.read(extra),
             peers=_read_peers(extra, world_size, transfer.is_kv_producer),
             instance=vllm_config.instance_id,
@@ -250,8 +255,8 @@ def _positive(extra: Mapping[str, Any], key: str, default: float) -> float:
     return value
 
 
-def _flag(extra: Mapping[str, Any], key: str) -> bool:
-    value = extra.get(key, False)
+def _flag(extra: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    value = extra.get(key, default)
     if not isinstance(value, bool):  # "false" is true
         raise ValueError(f"kv_connector_extra_config[{key!r}] must be true or false, got {value!r}")
     return value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from kvconform.connectors.zoo.catalogue import MUTANTS
 from kvconform.connectors.zoo.mutant import Mutant
@@ -45,6 +47,49 @@ _HOSTILE = (
 )
 """They are there to show that they harm nobody but themselves."""
 
+_MOONCAKE = MappingProxyType(
+    {
+        "prefill": {"tp_size": "{tp}", "dp_size": 1},
+        "decode": {"tp_size": "{tp}", "dp_size": 1},
+    }
+)
+"""Both engines of a run have as many ranks."""
+
+_CHILD_STORE = MappingProxyType(
+    {
+        "kv_connector": "AscendConnector",
+        "kv_connector_module_path": "kvconform.connectors.ascend.connector",
+        "kv_role": "{role}",
+        "kv_connector_extra_config": {**_STORE, "offers": False},
+    }
+)
+_CHILD_MOONCAKE = MappingProxyType(
+    {
+        "kv_connector": "MooncakeConnectorV1",
+        "kv_role": "{role}",
+        "kv_connector_extra_config": _MOONCAKE,
+    }
+)
+"""By the name under which vllm-ascend registers it."""
+
+
+def _vllm_ascend(name: str, cls: str, extra: Mapping[str, Any], title: str) -> Target:
+    return Target(
+        name,
+        cls,
+        extra=extra,
+        world="mooncake",
+        title=title,
+        dialect=_DIALECT,
+        shape=MappingProxyType({"topology": "pd"}),
+        caches="pairs",
+        prepare="kvconform.faults.mooncake:prepare",
+        since="0.18.0",
+        until="0.23.0",
+        install="./kvc --vllm 0.18.0 --with vllm-ascend==0.18.0",
+    )
+
+
 KNOWN: tuple[Target, ...] = (
     Target(
         "ascend",
@@ -62,6 +107,18 @@ KNOWN: tuple[Target, ...] = (
         "vllm.distributed.kv_transfer.kv_connector.v1.example_connector:ExampleConnector",
         extra=MappingProxyType({"shared_storage_path": "{run_dir}"}),
         title="vLLM's own example: saves prompts to files",
+    ),
+    _vllm_ascend(
+        "vllm-ascend-mooncake",
+        "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_connector:MooncakeConnector",
+        _MOONCAKE,
+        "vllm-ascend's connector between prefill and decode, over a simulated Mooncake",
+    ),
+    _vllm_ascend(
+        "vllm-ascend-multi",
+        "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector",
+        MappingProxyType({"connectors": (_CHILD_STORE, _CHILD_MOONCAKE)}),
+        "vLLM's MultiConnector: the reference connector's store, then vllm-ascend-mooncake",
     ),
     *(_zoo(mutant) for mutant in (*MUTANTS, *_HOSTILE)),
 )

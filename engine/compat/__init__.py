@@ -17,6 +17,7 @@ from kvconform.engine.compat.build import (
     build_scheduler,
     build_worker_connector,
     connector_class,
+    connector_classes,
     finished_status,
 )
 from kvconform.engine.compat.can import supports, supports_groups, vllm_version
@@ -79,6 +80,7 @@ __all__ = [
     "concurrent_batches",
     "config_state",
     "connector_class",
+    "connector_classes",
     "connector_step",
     "finished_status",
     "forget_configs",

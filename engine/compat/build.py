@@ -50,7 +50,22 @@ class Parts:
 
 def connector_class(target: Target) -> type:
     """Import the target's class (ImportError and AttributeError pass through)."""
+    if target.prepare:
+        module, _, function = target.prepare.partition(":")
+        getattr(importlib.import_module(module), function)()
     return getattr(importlib.import_module(target.module), target.class_name)
+
+
+def connector_classes(target: Target) -> list[type]:
+    """The target's class, and those of its children if it is a MultiConnector."""
+    found = [connector_class(target)]
+    for child in target.extra.get("connectors", ()):
+        name, module = child["kv_connector"], child.get("kv_connector_module_path")
+        if module is not None:
+            found.append(getattr(importlib.import_module(module), name))
+        else:
+            found.append(KVConnectorFactory._registry[name]())
+    return found
 
 
 def build_scheduler(config: VllmConfig, shape: Shape) -> Parts:

@@ -15,6 +15,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kvconform.engine.compat.fit import fitting
 from kvconform.engine.compat.layout import model_dir
@@ -26,7 +27,7 @@ from kvconform.scenario.target import Target
 def _config(
     cls: str, role: str, engine: int, rank: int | None, shape: Shape, hybrid: bool
 ) -> VllmConfig:
-    module, _, class_name = cls.partition(":")
+    name, path = _found_by(*cls.split(":"))
     parallel = ParallelConfig()
     # Set afterwards: the constructor would look for as many devices as there are ranks.
     parallel.tensor_parallel_size = shape.tp
@@ -72,8 +73,8 @@ def _config(
         kv_transfer_config=KVTransferConfig(
             **fitting(
                 KVTransferConfig,
-                kv_connector=class_name,
-                kv_connector_module_path=module,
+                kv_connector=name,
+                kv_connector_module_path=path,
                 kv_role=role,
                 engine_id=f"e{engine}",
                 kv_load_failure_policy=shape.load_failure_policy,
@@ -88,6 +89,20 @@ def _config(
     return config
 
 
+def _found_by(module: str, class_name: str) -> tuple[str, str | None]:
+    """The ``kv_connector`` and the module path by which vLLM finds this class, and no other.
+
+    Until 0.18 it looks among its own connectors first, and into the module only then.
+    """
+    registry = KVConnectorFactory._registry
+    if class_name not in registry or module.partition(".")[0] == "vllm":
+        return class_name, module
+    name = f"{module}:{class_name}"
+    if name not in registry:
+        KVConnectorFactory.register_connector(name, module, class_name)
+    return name, None
+
+
 def build_config(
     target: Target, engine: int, rank: int | None, shape: Shape, extra: Mapping[str, Any]
 ) -> VllmConfig:
@@ -100,8 +115,17 @@ def build_config(
         role = "kv_consumer" if engine else "kv_producer"
     config = _config(target.cls, role, engine, rank, shape, bool(shape.window))
     assert config.kv_transfer_config is not None
-    config.kv_transfer_config.kv_connector_extra_config = dict(extra)
+    config.kv_transfer_config.kv_connector_extra_config = _with_role(extra, role)
     return config
+
+
+def _with_role(value: Any, role: str) -> Any:
+    """``value`` with this role for ``{role}``, which children of a MultiConnector are told."""
+    if isinstance(value, Mapping):
+        return {key: _with_role(inner, role) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_role(inner, role) for inner in value]
+    return role if value == "{role}" else value
 
 
 def config_state(config: VllmConfig) -> str:

@@ -38,6 +38,7 @@ _MODEL = {  # the config of a tiny OPT: its weights and tokenizer are never read
     "num_hidden_layers": LAYERS_PER_GROUP,
     "num_attention_heads": _QUERY_HEADS,
     "num_key_value_heads": HEADS,
+    "head_dim": HEAD_SIZE,
     "vocab_size": 512,
     "max_position_embeddings": 2048,
     "word_embed_proj_dim": _QUERY_HEADS * HEAD_SIZE,

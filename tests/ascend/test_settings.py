@@ -47,6 +47,12 @@ def test_counts_are_positive(key: str) -> None:
         Settings.read(make_config(**extra), None)
 
 
+def test_offers_can_be_turned_off() -> None:
+    assert not Settings.read(make_config(offers=False), None).offers
+    with pytest.raises(ValueError, match="offers"):
+        Settings.read(make_config(offers="no"), None)
+
+
 @pytest.mark.parametrize(
     "name",
     ["prefill_context_parallel_size", "decode_context_parallel_size"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 from kvconform.conformance.run import Run, play
 from kvconform.engine import compat
+from kvconform.engine.blame import Found, blame
 from kvconform.engine.cluster import Cluster
+from kvconform.engine.memory import Memory, Promise
+from kvconform.engine.oracle import stream
 from kvconform.engine.world import World
 from kvconform.scenario.actions import Abort, Action, Arrive, Reset, Step
 from kvconform.scenario.errors import RefusedError, UsageError
@@ -121,6 +125,39 @@ def test_a_block_is_poisoned_when_it_changes_hands_and_not_when_it_is_freed() ->
     assert not memory.computed[used[0]].any()
     assert not (memory.words[0][:, used[:1]] == kept[:, :1]).any()
     cluster.close()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_pairs_of_k_and_v_hold_the_same_kv_as_whole_tensors(tp: int) -> None:
+    words = []
+    for caches in ("whole", "pairs"):
+        made = dataclasses.replace(target(Nothing), caches=caches)
+        cluster = Cluster(made, Shape(tp=tp), World(), Trace())
+        cluster.arrive(Prompt(0, 40), 3, Identity(), 0)
+        while cluster.engines[0].step():
+            pass
+        memory = cluster.engines[0].memory
+        words.append(memory.words[0].copy())
+        cluster.close()
+    assert (words[0] == words[1]).all()
+    k, v = memory.tensors[0][0]
+    assert k.shape == v.shape == (64, 16, 2 // tp, 4)
+    assert k.is_contiguous()
+    block = memory.owners.index("r0")
+    assert (k[block].numpy().view("u8")[5, 0] == words[1][0, block, 0, 5, 0]).all()
+    assert (v[block].numpy().view("u8")[5, 0] == words[1][0, block, 0, 5, 1]).all()
+
+
+def test_a_loaded_block_that_vllm_gives_to_another_is_no_fault_of_the_connectors() -> None:
+    loaded, reader = (stream(Prompt(0, 16).tokens, Identity(salt), 1) for salt in ("a", "b"))
+    memory = Memory(0, Shape(), 2)
+    memory.promise(Promise("r0", 0, 16, is_async=True, blocks=(1,)))
+    actual = tuple(int(word) for word in loaded.words(0, 0)[3])
+    found = Found(3, 1, 3, layer=0, rank=0, local_head=0, actual=actual)
+    streams = {"r0": loaded, "r1": reader}
+    assert blame(found, memory, reader, streams.items()).kind == "stale-block"
+    streams = {"r0": reader, "r1": loaded}  # it was loaded for the one that reads it
+    assert blame(found, memory, reader, streams.items()).kind == "other-tenant"
 
 
 def test_steps_cross_the_wire_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
