@@ -126,6 +126,16 @@ RULES: tuple[Rule, ...] = (
         help="Give the override the base class' parameters; add **kwargs where the base has it.",
     ),
     Rule(
+        "KVC-003", "no hook is left over",
+        "The class defines no hook that other releases of vLLM call and the installed one does "
+        "not.",
+        "composition", "always judged", level="should",
+        source="v1/base.py of each release",
+        incidents=("B-205",),
+        help="What it did has moved elsewhere, or is not done any more: see 'kvconform doctor "
+        "--since'.",
+    ),
+    Rule(
         "KVC-010", "no exception escapes a hook",
         "A hook never raises for a history that vLLM may produce: whatever it is given, the engine "
         "must live on.",
@@ -209,6 +219,15 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-118",),
         help="Give the pending query a deadline.",
     ),
+    Rule(
+        "KVC-107", "hooks leave requests alone",
+        "A hook of the scheduler half does not change its request, but for the "
+        "kv_transfer_params: status, tokens, counts and hashes are the scheduler's.",
+        _S, "a lookup for a prompt that was seen before",
+        packages=RETURN,
+        source="v1/base.py get_num_new_matched_tokens, update_state_after_alloc, request_finished",
+        help="Keep what you need to remember in a table of your own, by request id.",
+    ),
     # -- 2xx metadata -----------------------------------------------------------------------------
     Rule(
         "KVC-201", "metadata is built every step and pickles",
@@ -247,6 +266,27 @@ RULES: tuple[Rule, ...] = (
         source="v1/engine/__init__.py EngineCoreOutput.kv_transfer_params goes to the front end as "
         "msgpack, and from there to the router as JSON",
         help="Turn sets into lists and bytes into hex.",
+    ),
+    Rule(
+        "KVC-205", "a load is started once",
+        "Between two admissions of a request each of its blocks is loaded once, unless it failed.",
+        _S, "a load began",
+        packages=HITS, features=_ORDERS,
+        source="v1/base.py build_connector_meta: 'reset the state of the connector'; "
+        "v1/core/sched/scheduler.py schedule calls update_state_after_alloc again after the load",
+        incidents=("B-149", "B-058", "B-143"),
+        help="Empty the list of planned transfers when metadata is built; the second "
+        "update_state_after_alloc, with 0 external tokens, plans nothing.",
+    ),
+    Rule(
+        "KVC-206", "nothing begins for who has gone",
+        "No transfer begins for a request that the scheduler has forgotten, or that was preempted.",
+        _S, "a client aborted",
+        packages=frozenset({"abort"}), features=_ORDERS,
+        source="v1/core/sched/scheduler.py _free_request, _preempt_request: the blocks are free "
+        "from then on",
+        incidents=("B-189", "B-137", "B-001"),
+        help="Drop what has been planned and not handed out in request_finished, or answer True.",
     ),
     # -- 3xx completion ---------------------------------------------------------------------------
     Rule(
@@ -304,6 +344,17 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-001", "B-153", "B-183"),
         help="Report a send only for ids whose request_finished you answered with True.",
     ),
+    Rule(
+        "KVC-306", "what is reported has ended",
+        "A rank reports a request when its transfers there have let go of their blocks: all of "
+        "them, whatever became of the request.",
+        _W, "a completion after a transfer had been held open",
+        packages=LATE, features=_ASYNC | _ORDERS,
+        source="v1/base.py get_finished; v1/core/sched/scheduler.py _update_from_kv_xfer_finished "
+        "frees or promotes at once",
+        incidents=("B-003", "B-062", "B-183"),
+        help="Poll the transport; a request that was aborted is not a transfer that has ended.",
+    ),
     # -- 4xx memory -------------------------------------------------------------------------------
     Rule(
         "KVC-401", "no byte moves after the blocks changed hands",
@@ -346,6 +397,36 @@ RULES: tuple[Rule, ...] = (
         source="v1/core/sched/scheduler.py schedule: update_state_after_alloc gets all blocks",
         incidents=("B-150", "B-098", "B-081"),
         help="Skip the first local // block_size blocks.",
+    ),
+    Rule(
+        "KVC-405", "what is kept outside is let go",
+        "When every request has gone nothing is pinned or reserved in the store any more.",
+        _S, "a drain after an abort, a held transfer or a failed load",
+        packages=LATE | {"abort", "fail-load"}, features=_ORDERS,
+        source="v1/base.py update_connector_output, request_finished: where a connector hears that "
+        "a transfer has ended",
+        incidents=("B-146", "B-147", "B-148", "B-197", "B-135", "B-092"),
+        help="Each pin needs its unpin on every way out: abort, failure, allocation that failed.",
+    ),
+    Rule(
+        "KVC-406", "what is kept for a request goes with it",
+        "When every request has gone the connector holds no request id any more.",
+        "composition", "a drain after an abort",
+        packages=frozenset({"abort"}), level="should",
+        source="v1/base.py request_finished: the last word on a request",
+        incidents=("B-067", "B-145", "B-191"),
+        help="Drop the entry in request_finished, or when the last transfer of the request ends.",
+    ),
+    Rule(
+        "KVC-407", "own blocks are saved",
+        "A save reads only blocks of its request.",
+        _S, "a save of a request whose prompt was seen before",
+        packages=RETURN, features=_ORDERS,
+        source="v1/core/sched/scheduler.py schedule, _preempt_request: block tables are replaced "
+        "when a request is resumed",
+        incidents=("B-034", "B-149", "B-198", "B-013"),
+        help="Replace the table when a request is in resumed_req_ids; take the blocks that "
+        "request_finished is given.",
     ),
     # -- 5xx content ------------------------------------------------------------------------------
     Rule(

@@ -12,7 +12,9 @@ from typing import Any
 
 from kvconform.conformance.check import ORDERS
 from kvconform.conformance.pool import Death, Limits, Pool
+from kvconform.conformance.rules import BY_ID
 from kvconform.conformance.units import Found, Job, Result, Unit
+from kvconform.conformance.verdict import is_core
 from kvconform.faults.packages import NAMES, possible
 from kvconform.scenario.target import Target
 
@@ -140,10 +142,9 @@ def _job(quarry: Quarry, seed: int) -> Job:
     faults = frozenset(quarry.faults or NAMES) & possible(
         ORDERS[quarry.target.world], bool(quarry.target.dialect)
     )
-    vllms = tuple(sorted(rule for rule in quarry.expected if rule.startswith("VLL")))
     unit = Unit(
         "hunt", "hunt", tuple(sorted(faults)), EXAMPLES, seed=seed * 1000 + 700,
-        seconds=SECONDS, prey=vllms if quarry.side == "vLLM" else (),
+        seconds=SECONDS, prey=tuple(sorted(_counts_as_well(quarry))),
     )  # fmt: skip
     return Job(quarry.target, unit, dict(quarry.shape), None)
 
@@ -152,9 +153,18 @@ def _prey(quarry: Quarry, result: Result) -> Found | None:
     """The first fault that counts."""
     for found in result.found:
         rule = found.violation.fingerprint.rule
-        if rule.startswith("KVC") or (quarry.side == "vLLM" and rule in quarry.expected):
+        if is_core(BY_ID[rule]) or rule in _counts_as_well(quarry):
             return found
     return None
+
+
+def _counts_as_well(quarry: Quarry) -> frozenset[str]:
+    """Of the rules that have to notice: those of vLLM, if it is at fault, and the lenient ones."""
+    own = quarry.side == "vLLM"
+    return frozenset(
+        rule for rule in quarry.expected
+        if BY_ID[rule].level == "should" or (own and rule.startswith("VLL"))
+    )  # fmt: skip
 
 
 def _hunt(quarry: Quarry, result: Result, prey: Found) -> Hunt:

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from kvconform.engine import compat
+from kvconform.engine.compat import contract
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.target import Target
 from kvconform.scenario.violation import Fingerprint, Violation
@@ -79,7 +80,7 @@ def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]
 
 
 def judge(cls: Any, target: Target) -> list[Violation]:
-    """Break of KVC-001 and KVC-002."""
+    """Breaches of KVC-001, KVC-002 and KVC-003."""
     broken = []
 
     def fail(rule: str, kind: str, where: str, expected: str, got: str, why: str) -> None:
@@ -91,6 +92,13 @@ def judge(cls: Any, target: Target) -> list[Violation]:
             "KVC-001", "abstract hook", name, f"an implementation of {name}", "none",
             "the class cannot be instantiated",
         )  # fmt: skip
+    hooks = {n.partition(".")[2] for n in contract.hooks_ever()}
+    for name in sorted(hooks - vars(_base()).keys()):
+        if not name.startswith("_") and any(name in vars(c) for c in cls.__mro__[:-1]):
+            fail(
+                "KVC-003", "left over", name, "only hooks that this vLLM calls", name,
+                "nobody calls it: what it did is not done",
+            )  # fmt: skip
     wanted = list(inspect.signature(_base().__init__).parameters.values())[1:]
     # Releases that can do without the last argument also call a constructor that does not take it.
     counts = {len(wanted), sum(p.default is p.empty for p in wanted)}

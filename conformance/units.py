@@ -61,7 +61,7 @@ class Unit:
         fingerprint: of ``settle``.
         shrink_runs: what shrinking may cost.
         seconds: of ``hunt``: CPU time that it may take; 0: any.
-        prey: of ``hunt``: rules of vLLM's own that count as a fault, beside those of connectors.
+        prey: of ``hunt``: rules that count as a fault beside those that a connector must keep.
     """
 
     kind: UnitKind
@@ -384,6 +384,8 @@ def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> N
     """Look for one fault, and stop there."""
     from kvconform.conformance import static
     from kvconform.conformance.machine import explore, make_machine
+    from kvconform.conformance.rules import BY_ID
+    from kvconform.conformance.verdict import is_core
     from kvconform.faults.transport import make_world
 
     unit, target, result = job.unit, job.target, gather.result
@@ -391,7 +393,7 @@ def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> N
 
     def over() -> bool:
         rules = (f.violation.fingerprint.rule for f in result.found)
-        caught = any(r.startswith("KVC") or r in unit.prey for r in rules)
+        caught = any(is_core(BY_ID[r]) or r in unit.prey for r in rules)
         if caught and not result.seconds:
             result.seconds = round(time.process_time() - began, 2)
         tired = unit.seconds and time.process_time() - began > unit.seconds

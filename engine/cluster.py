@@ -272,7 +272,7 @@ class Cluster:
             self.trace.emit(
                 Event(
                     Kind.WIRE, engine, self.engines[engine].step_number, request, None,
-                    {"problem": "params", "detail": problem[:300]},
+                    {"problem": "params", "detail": problem[:300], "hook": "request_finished"},
                 )
             )  # fmt: skip
         return there
@@ -326,6 +326,10 @@ class Cluster:
         foreign = not self.clock.reads and clock.speaks_of_time(self._packages)
         clean = [engine.leftovers(restless, foreign) for engine in self.engines]
         if all(clean):
+            for index, what in self.world.kept():
+                self.engines[index].left("reservation", None, what)
+            for engine in self.engines:
+                engine.remembered(frozenset(self.arrived), self._packages)
             for engine in self.engines:
                 self.trace.emit(Event(Kind.QUIET, engine.index, engine.step_number))
 

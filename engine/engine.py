@@ -7,16 +7,18 @@ update. Everything that crosses between scheduler and workers is pickled, as in 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
 from kvconform.engine.memory import Memory, Promise
+from kvconform.engine.mentions import mentions
 from kvconform.engine.oracle import Stream
 from kvconform.engine.recorder import ESCAPING, Recorder
 from kvconform.engine.worker import BeyondError, Worker
@@ -90,6 +92,7 @@ class Engine:
         self._aborts: list[str] = []
         self._queue: deque[tuple[Any, bytes, Any]] = deque()
         self._snapshot: Any = None
+        self._request_was: tuple[Any, ...] = ()
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[frozenset[int]] = []
         self._left_with: dict[str, Any] = {}
@@ -117,12 +120,20 @@ class Engine:
             "scheduler half",
             None,
             before={
+                "get_num_new_matched_tokens": self._remember,
                 "update_state_after_alloc": self._before_alloc,
                 "build_connector_meta": self._before_meta,
+                "request_finished": self._remember,
+                "request_finished_all_groups": self._remember,
             },
             after={
                 "build_connector_meta": self._after_meta,
                 "get_num_new_matched_tokens": self._after_lookup,
+                "update_state_after_alloc": functools.partial(
+                    self._compare, "update_state_after_alloc"
+                ),
+                "request_finished": functools.partial(self._compare, "request_finished"),
+                "request_finished_all_groups": functools.partial(self._compare, "request_finished"),
             },
         )
         self.workers: list[Worker] = []
@@ -395,6 +406,7 @@ class Engine:
 
     def _before_alloc(self, request: Any, _blocks: Any, external: int) -> None:
         """Blocks were allocated: they change hands, and what the connector promised is owed."""
+        self._remember(request)
         name = request.request_id
         self._admitted.add(name)
         # The argument holds all blocks of the request, or (until 0.13) the new ones of this call.
@@ -424,6 +436,7 @@ class Engine:
         )  # fmt: skip
 
     def _after_lookup(self, request: Any, local: int, answer: Any) -> None:
+        self._compare("get_num_new_matched_tokens", request)
         is_async = isinstance(answer, tuple) and len(answer) == 2 and bool(answer[1])
         self._lookups[request.request_id] = (local, is_async)
 
@@ -436,6 +449,17 @@ class Engine:
             self.memory.hand_over(flat, name)
             self._held.setdefault(name, []).extend(flat)
 
+    def _remember(self, request: Any, *_: Any) -> None:
+        self._request_was = _state_of(request)
+
+    def _compare(self, hook: str, request: Any, *_: Any) -> None:
+        """A hook was called with this request, and may not have changed it."""
+        now = _state_of(request)
+        if now != self._request_was:
+            pairs = zip(_STATE, self._request_was, now, strict=True)
+            changed = [f"{name} from {a} to {b}" for name, a, b in pairs if a != b]
+            self._wire("request", f"{request.request_id}: {', '.join(changed)}", hook)
+
     def _before_meta(self, so: Any) -> None:
         self._snapshot = _shape_of(so)
 
@@ -443,13 +467,18 @@ class Engine:
         if _shape_of(so) != self._snapshot:
             self._wire("modified", "build_connector_meta changed the scheduler's output")
 
-    def _wire(self, problem: str, detail: str) -> None:
+    def _wire(self, problem: str, detail: str, hook: str = "build_connector_meta") -> None:
         self.trace.emit(
             Event(
                 Kind.WIRE, self.index, self.step_number, None, None,
-                {"problem": problem, "detail": detail},
+                {"problem": problem, "detail": detail, "hook": hook},
             )
         )  # fmt: skip
+
+    def foreign(self, request: str, blocks: Sequence[int]) -> list[int]:
+        """Those of ``blocks`` that a request does not have; none once it is forgotten."""
+        held = self._held.get(request)
+        return [] if held is None else sorted(set(blocks) - set(held))
 
     def _emit_schedule(self, so: Any) -> None:
         self.trace.emit(
@@ -551,25 +580,37 @@ class Engine:
         self._left_with = {"restless": restless, "foreign_clock": foreign_clock}
         before = len(self.trace)
         for name, request in scheduler.requests.items():
-            self._left("request", name, request.status.name)
+            self.left("request", name, request.status.name)
         for holder, held in compat.holders(scheduler):
             names = [getattr(h, "request_id", str(h)) for h in held]
-            self._left(holder, min(names), f"{len(names)} entries")
+            self.left(holder, min(names), f"{len(names)} entries")
         pool = manager.block_pool
         free = pool.get_num_free_blocks()
         if free != self.shape.num_blocks - 1:
             owners = {self.memory.owners[b.block_id] for b in pool.blocks[1:] if b.ref_cnt}
             first = next(iter(sorted(o for o in owners if o)), None)
-            self._left("blocks", first, f"{self.shape.num_blocks - 1 - free} not given back")
+            self.left("blocks", first, f"{self.shape.num_blocks - 1 - free} not given back")
         for group, single in enumerate(manager.coordinator.single_type_managers):
             for name in single.req_to_blocks:
-                self._left(f"block table of group {group}", name, "still there")
+                self.left(f"block table of group {group}", name, "still there")
         if self._aggregator is not None:
             for name, what in compat.awaited(self._aggregator).items():
-                self._left("aggregator", name, what)
+                self.left("aggregator", name, what)
         return len(self.trace) == before
 
-    def _left(self, what: str, owner: str | None, detail: str) -> None:
+    def remembered(self, names: frozenset[str], packages: frozenset[str]) -> None:
+        """Emit which of these requests, all of them gone, the connector still keeps something of.
+
+        ``packages``: whose objects are the target's.
+        """
+        halves = [self.connector, *(worker.connector for worker in self.workers)]
+        for half in halves:
+            for name, where in mentions(half, names, packages):
+                self.left("state", name, where)
+                break  # one is enough, of each half
+
+    def left(self, what: str, owner: str | None, detail: str) -> None:
+        """Something is left over; ``owner``: the request that it is of, if it is of one."""
         self.trace.emit(
             Event(
                 Kind.LEFT, self.index, self.step_number, owner, None,
@@ -596,6 +637,18 @@ class Engine:
             with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
                 worker.connector.shutdown()
         self.connector.shutdown()
+
+
+_STATE = ("status", "num_computed_tokens", "num_tokens", "num_prompt_tokens", "block hashes",
+          "max_tokens", "priority")  # fmt: skip
+"""What a connector must leave alone in a request."""
+
+
+def _state_of(request: Any) -> tuple[Any, ...]:
+    return (
+        request.status.name, request.num_computed_tokens, request.num_tokens,
+        request.num_prompt_tokens, len(request.block_hashes), request.max_tokens, request.priority,
+    )  # fmt: skip
 
 
 def _shape_of(so: Any) -> Any:

@@ -133,6 +133,10 @@ class World:
         """A step is over: the target's threads get time until they do nothing."""
         threads.settle()
 
+    def kept(self) -> list[tuple[int, str]]:
+        """What engines still keep outside (engine, what) when nothing is going on any more."""
+        return []
+
     def open_transfers(self) -> int:
         """Transfers whose bytes have not moved yet."""
         return 0

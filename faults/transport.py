@@ -15,6 +15,7 @@ At each move the blocks' owners are compared with those at the time the transfer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,8 @@ class TransportWorld(World):
         self._busy = 0
         self._failures: list[_Failure] = []
         self._counts: dict[tuple[str, str, int], int] = {}
+        self._held_there: dict[tuple[str, str], int] = {}
+        self._unheard: Counter[int] = Counter()
 
     def begin(self, cluster: Cluster) -> None:
         global _current
@@ -142,7 +145,10 @@ class TransportWorld(World):
             f"{transfer.request_id} {transfer.direction} rank {transport.rank} #{count - 1}",
             engine.step_number,
         )
-        self._emit(Kind.OPENED, opened)
+        save = transfer.direction == "save"
+        foreign = engine.foreign(transfer.request_id, transfer.block_ids) if save else []
+        self._unheard[engine.index] += 1
+        self._emit(Kind.OPENED, opened, foreign=foreign)
         if self._held(transfer.direction, transport.rank):
             self.pending.append(opened)
         else:
@@ -151,6 +157,19 @@ class TransportWorld(World):
     def planned(self, holder: str, keys: Sequence[bytes]) -> None:
         """A scheduler half holds keys in the store for a transfer that it plans."""
         self._planned.setdefault(holder, set()).update(keys)
+
+    def holds(self, transport: ObedientTransport, what: str, holder: str) -> None:
+        """Something is kept in the store for this holder from now on."""
+        self._held_there[holder, what] = transport.engine
+
+    def lets_go(self, what: str, holder: str) -> None:
+        """It is kept no longer."""
+        self._held_there.pop((holder, what), None)
+
+    def kept(self) -> list[tuple[int, str]]:
+        # A connector that nobody asks any more cannot hear of its last transfers.
+        return [(engine, f"{what} by {holder}") for (holder, what), engine in
+                self._held_there.items() if not self._unheard[engine]]  # fmt: skip
 
     def hurry(self, transport: ObedientTransport, transfer_id: str) -> None:
         """The connector waits for this transfer: it is done now."""
@@ -167,6 +186,7 @@ class TransportWorld(World):
     def closed(self, transport: ObedientTransport, outcome: Any) -> None:
         """The connector has been told."""
         engine = self._engine(transport)
+        self._unheard[engine.index] -= outcome.direction != "offer"
         engine.trace.emit(
             Event(
                 Kind.CLOSED, engine.index, engine.step_number, outcome.request_id, transport.rank,
@@ -286,12 +306,33 @@ class ObedientTransport:
     def pin(self, holder: str, keys: Sequence[bytes]) -> Any:
         """Keep keys until a load that is planned has ended."""
         self.world.planned(holder, keys)
-        return self.inner.pin(holder, keys)
+        pinned = self.inner.pin(holder, keys)
+        if pinned:
+            self.world.holds(self, "keys pinned", holder)
+        return pinned
+
+    def unpin(self, holder: str) -> None:
+        """The load has ended."""
+        self.world.lets_go("keys pinned", holder)
+        self.inner.unpin(holder)
 
     def reserve(self, holder: str, keys: Sequence[bytes]) -> Any:
         """Ask for room for a save that is planned."""
         self.world.planned(holder, keys)
-        return self.inner.reserve(holder, keys)
+        granted = self.inner.reserve(holder, keys)
+        if granted:
+            self.world.holds(self, "room reserved", holder)
+        return granted
+
+    def commit(self, holder: str) -> None:
+        """The save has ended."""
+        self.world.lets_go("room reserved", holder)
+        self.inner.commit(holder)
+
+    def abandon(self, holder: str) -> None:
+        """The save has failed, or will not be."""
+        self.world.lets_go("room reserved", holder)
+        self.inner.abandon(holder)
 
     def submit(self, transfer: Any) -> None:
         """Open a transfer; its bytes move when the world says so. An offer moves none."""

@@ -17,11 +17,13 @@ from kvconform.conformance.checks import (
     memory,
     metadata,
     progress,
+    transfers,
 )
 from kvconform.conformance.checks.base import Check
 
 ALL: tuple[type[Check], ...] = (
     *hooks.CHECKS,
+    *transfers.CHECKS,
     *lookup.CHECKS,
     *metadata.CHECKS,
     *completion.CHECKS,

@@ -98,6 +98,7 @@ class OnlyPromisedBlocks(Check):
         if outside:
             self.fail(
                 event, "outside the promise",
+                side="scheduler half" if data["planned"] else None,  # the rank did as it was told
                 expected=f"the load of {facts.name} writes only the blocks that were allocated "
                 "for it", got=f"block {outside[0]} written too",
                 why="a block that was found locally is shared: others may be reading it",

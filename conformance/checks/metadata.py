@@ -36,7 +36,7 @@ class _WireCheck(Check):
                 expected=self.expected,
                 got=event.data["detail"],
                 why=self.why,
-                where="request_finished" if self.problem == "params" else "build_connector_meta",
+                where=event.data.get("hook", "build_connector_meta"),
             )
 
 
@@ -85,4 +85,21 @@ class HandedOverPlain(_WireCheck):
         self.reached += event.data["params"]
 
 
-CHECKS = (Pickles, DoesNotAlias, LeavesOutputAlone, HandedOverPlain)
+class LeavesRequestsAlone(_WireCheck):
+    """KVC-107."""
+
+    rule = "KVC-107"
+    problem = "request"
+    expected = "the request as it was, but for its kv_transfer_params"
+    why = "the scheduler goes on with what the connector wrote"
+
+    def on_scheduled(self, event: Event) -> None:
+        return
+
+    def on_hook(self, event: Event) -> None:
+        if event.data["name"] == "get_num_new_matched_tokens" and event.request is not None:
+            facts = self.ledger.requests.get(event.request)
+            self.reached += facts is not None and facts.known >= self.ledger.shape.block_size
+
+
+CHECKS = (Pickles, DoesNotAlias, LeavesOutputAlone, HandedOverPlain, LeavesRequestsAlone)

@@ -132,10 +132,17 @@ class FirstRankOnly(AscendConnector):
     worker_half_class = _FirstRankOnly
 
 
-class SurplusReport(SavesWithoutDelay):
-    """A save that nobody waits for is reported, by the first rank only (KVC-402; B-058)."""
+class _SentByTheFirst(WorkerHalf):
+    def get_finished(self, finished_req_ids: set[str]) -> Finished:
+        sending, recving = super().get_finished(finished_req_ids)
+        more = set() if self.rank else finished_req_ids
+        return (sending or set()) | more or None, recving
 
-    worker_half_class = _FirstRankOnly
+
+class SurplusReport(AscendConnector):
+    """The first rank reports whoever has ended as sent, whether anybody waits for it or not."""
+
+    worker_half_class = _SentByTheFirst
 
 
 class _AlwaysSaves(SchedulerHalf):

@@ -62,3 +62,10 @@ class AnswersBool(AscendConnector):
 
     def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
         return super().request_finished(request, block_ids)[0]  # type: ignore[return-value]
+
+
+class LeftoverHook(AscendConnector):
+    """Still has the hook for caches of all layers in one tensor, which vLLM calls no more."""
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
+        self.register_kv_caches({"all layers": kv_cache})

@@ -128,3 +128,16 @@ class CountsTheTail(AscendConnector):
     """The prompt's begun last block counts as a whole one (KVC-102; B-186)."""
 
     scheduler_half_class = _CountsTheTail
+
+
+class _CountsAhead(SchedulerHalf):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        request.num_computed_tokens = num_computed_tokens + (answer[0] or 0)
+        return answer
+
+
+class CountsAhead(AscendConnector):
+    """Writes what it found into the request, where its later hooks look it up."""
+
+    scheduler_half_class = _CountsAhead

@@ -12,6 +12,7 @@ from kvconform.connectors.ascend.worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 Finish = tuple[bool, dict[str, Any] | None]
@@ -151,3 +152,88 @@ class SentWhenOffered(AscendConnector):
     """Blocks count as sent when they are offered, not when they were read (KVC-401; B-003)."""
 
     worker_half_class = _SentWhenOffered
+
+
+class _KeepsPins(SchedulerHalf):
+    def _settle(self, closed: Any) -> None:
+        if closed.job.direction == "load" and closed.failed:
+            return
+        super()._settle(closed)
+
+
+class KeepsPins(AscendConnector):
+    """What a load pinned in the store is let go when it has worked, and not when it has failed."""
+
+    scheduler_half_class = _KeepsPins
+
+
+class _RemembersTheDead(SchedulerHalf):
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        life = self._lives.get(request.request_id)
+        answer = super().request_finished(request, block_ids)
+        if life is not None and not block_ids:
+            self._lives[request.request_id] = life
+        return answer
+
+
+class RemembersTheDead(AscendConnector):
+    """Who is aborted before it was admitted is never taken off the list."""
+
+    scheduler_half_class = _RemembersTheDead
+
+
+class _SavesTheFirstTable(SchedulerHalf):
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        tables = self.__dict__.setdefault("_tables", {})
+        tables.setdefault(request.request_id, list(blocks.get_block_ids()[0]))
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        table = self.__dict__.get("_tables", {}).pop(request.request_id, [])
+        return super().request_finished(request, [*table, *block_ids[len(table) :]])
+
+
+class SavesTheFirstTable(AscendConnector):
+    """The blocks of a request are written down once, and kept when it is preempted and resumed."""
+
+    scheduler_half_class = _SavesTheFirstTable
+
+
+class _SentByNobody(WorkerHalf):
+    def get_finished(self, finished_req_ids: set[str]) -> Finished:
+        return None, super().get_finished(finished_req_ids)[1]
+
+
+class _SavesAtOnce(SchedulerHalf):
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self.__dict__.setdefault("_requests", {})[request.request_id] = request
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
+        for new in scheduler_output.scheduled_new_reqs:
+            name = new.req_id
+            life, request = self._lives.get(name), self._requests.pop(name)  # type: ignore[attr-defined]
+            stop = new.num_computed_tokens + scheduler_output.num_scheduled_tokens[name]
+            keys = self._keys(request, 0)[: stop // self.settings.block_size]
+            job_id = self._new_id("save")
+            granted = self.transport.reserve(job_id, keys)
+            if granted and life is not None:
+                self._plan(
+                    job_id, request, life, "save",
+                    [keys[i] for i in granted], [new.block_ids[0][i] for i in granted],
+                )  # fmt: skip
+        return super().build_connector_meta(scheduler_output)
+
+    def _save(self, request: Request, life: Any, block_ids: list[int]) -> bool:
+        return False  # all has been saved
+
+
+class SavesAtOnce(AscendConnector):
+    """Blocks are saved in the background when they are computed, and nobody waits for the end."""
+
+    scheduler_half_class = _SavesAtOnce
+    worker_half_class = _SentByNobody

@@ -12,7 +12,9 @@ from kvconform.connectors.ascend.metadata import StepJobs
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 Finish = tuple[bool, dict[str, Any] | None]
 Lookup = tuple[int | None, bool]
@@ -100,3 +102,20 @@ class OffersASet(AscendConnector):
     """
 
     scheduler_half_class = _OffersASet
+
+
+class _PlansAgain(SchedulerHalf):
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        planned = self.__dict__.setdefault("_planned", {})
+        more = planned.pop(request.request_id, 0)
+        if num_external_tokens and self._lives[request.request_id].in_background:
+            planned[request.request_id] = num_external_tokens
+        super().update_state_after_alloc(request, blocks, num_external_tokens or more)
+
+
+class PlansAgain(AscendConnector):
+    """The call after a load looks like the one before it, and starts the load once more."""
+
+    scheduler_half_class = _PlansAgain

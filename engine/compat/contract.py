@@ -84,6 +84,13 @@ def installed() -> Contract:
     return read(Path(str(vllm.__file__)).parent)
 
 
+@functools.cache
+def hooks_ever() -> frozenset[str]:
+    """``KVConnectorBase_V1.hook`` for every hook of every release."""
+    names = {name for version in RELEASES for name in of_release(version)}
+    return frozenset(name for name in names if name.startswith("KVConnectorBase_V1."))
+
+
 def summary() -> dict[str, Any]:
     """Of the installed vLLM: the ``hash``, which release it ``resembles``, how many ``changes``."""
     from kvconform.engine.compat.can import vllm_version

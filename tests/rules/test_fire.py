@@ -19,11 +19,16 @@ LOADS = frozenset({"full-hit", "delay"})
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "KVC-105": {"num_blocks": 8},  # so that requests find no room, and are looked up again
+    "KVC-401": {"num_blocks": 10, "topology": "store"},  # so that blocks soon have another owner
+    "KVC-406": {"num_blocks": 8},  # so that requests are aborted before they find room
+    "KVC-407": {"num_blocks": 8},  # so that requests are preempted
 }
 
 HALF: Mapping[str, Side] = {
     "KVC-010": "scheduler half",
     "KVC-011": "worker half",
+    "KVC-401": "scheduler half",
+    "KVC-404": "scheduler half",
     "KVC-501": "scheduler half",
 }
 """Where a rule may be owed by either half, the one that the wrong connector has wrong."""

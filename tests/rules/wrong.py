@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvconform.connectors.ascend.connector import AscendConnector
 from kvconform.connectors.zoo.completion import (
     AlwaysDelays,
+    ReportsBothWays,
     ReportsCleanUp,
     ReportsSynchronousLoads,
     SavesWithoutDelay,
@@ -18,17 +19,27 @@ from kvconform.connectors.zoo.leak_on_abort import LeakOnAbort
 from kvconform.connectors.zoo.lease_ignored import LeaseIgnored
 from kvconform.connectors.zoo.lookup import (
     ConsumesInLookup,
+    CountsAhead,
     NegativePromise,
     NothingInBackground,
     NumpyPromise,
     PendingForEver,
     WholePrompt,
 )
-from kvconform.connectors.zoo.memory import LoadsFromTheStart, SentTooSoon, TellsNobody
+from kvconform.connectors.zoo.memory import (
+    KeepsPins,
+    LoadsFromTheStart,
+    RemembersTheDead,
+    SavesAtOnce,
+    SavesTheFirstTable,
+    SentTooSoon,
+    TellsNobody,
+)
 from kvconform.connectors.zoo.metadata import (
     ChangesOutput,
     LiveMetadata,
     OffersASet,
+    PlansAgain,
     UnpicklableMetadata,
 )
 from kvconform.connectors.zoo.wrong_block import WrongBlock
@@ -42,19 +53,26 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-104": NumpyPromise,
     "KVC-105": ConsumesInLookup,
     "KVC-106": PendingForEver,
+    "KVC-107": CountsAhead,
     "KVC-201": UnpicklableMetadata,
     "KVC-202": LiveMetadata,
     "KVC-203": ChangesOutput,
     "KVC-204": OffersASet,
+    "KVC-205": PlansAgain,
+    "KVC-206": SavesWithoutDelay,
     "KVC-301": ReportsCleanUp,
     "KVC-302": ReportsSynchronousLoads,
     "KVC-303": DoubleCompletion,
     "KVC-304": LeakOnAbort,
-    "KVC-305": SavesWithoutDelay,
-    "KVC-401": SentTooSoon,
+    "KVC-305": ReportsBothWays,
+    "KVC-306": SentTooSoon,
+    "KVC-401": SavesAtOnce,
     "KVC-402": AlwaysDelays,
     "KVC-403": TellsNobody,
     "KVC-404": LoadsFromTheStart,
+    "KVC-405": KeepsPins,
+    "KVC-406": RemembersTheDead,
+    "KVC-407": SavesTheFirstTable,
     "KVC-501": WrongBlock,
     "KVC-504": KeysOfTokens,
     "KVC-601": LateFailure,
