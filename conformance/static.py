@@ -92,8 +92,7 @@ def judge(cls: Any, target: Target) -> list[Violation]:
             "KVC-001", "abstract hook", name, f"an implementation of {name}", "none",
             "the class cannot be instantiated",
         )  # fmt: skip
-    hooks = {n.partition(".")[2] for n in contract.hooks_ever()}
-    for name in sorted(hooks - vars(_base()).keys()):
+    for name in sorted(contract.hooks_before() - vars(_base()).keys()):
         if not name.startswith("_") and any(name in vars(c) for c in cls.__mro__[:-1]):
             fail(
                 "KVC-003", "left over", name, "only hooks that this vLLM calls", name,

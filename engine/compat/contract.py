@@ -85,10 +85,14 @@ def installed() -> Contract:
 
 
 @functools.cache
-def hooks_ever() -> frozenset[str]:
-    """``KVConnectorBase_V1.hook`` for every hook of every release."""
-    names = {name for version in RELEASES for name in of_release(version)}
-    return frozenset(name for name in names if name.startswith("KVConnectorBase_V1."))
+def hooks_before() -> frozenset[str]:
+    """Names of all hooks that releases had which are not newer than the installed vLLM."""
+    from kvconform.engine.compat.can import vllm_version
+
+    now = release(vllm_version())
+    older = [version for version in RELEASES if release(version) <= now]
+    names = {name.partition(".") for version in older for name in of_release(version)}
+    return frozenset(hook for cls, _, hook in names if cls == "KVConnectorBase_V1" and hook)
 
 
 def summary() -> dict[str, Any]:
