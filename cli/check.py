@@ -16,7 +16,8 @@ from kvconform import __version__
 from kvconform.cli import options as parse
 from kvconform.conformance.check import LEVELS, Checked, Options, check_connector
 from kvconform.conformance.profiles import find as find_profile
-from kvconform.conformance.report import report, rule_data, rules_data, run_data
+from kvconform.conformance.report import report, rules_data, run_data
+from kvconform.conformance.rules import rule_data
 from kvconform.conformance.verdict import EXIT_HARNESS, exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
 from kvconform.faults.packages import select

@@ -109,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list what there is")
     listing.add_argument("what", choices=("rules", "faults", "profiles", "targets", "mutants"))
     listing.add_argument("--json", action="store_true")
+    listing.add_argument("--markdown", action="store_true", help="rules as a page")
 
     doctor = commands.add_parser("doctor", help="show what is installed, and whether it works")
     doctor.add_argument(
@@ -200,7 +201,7 @@ def _command(options: argparse.Namespace, line: list[str]) -> int:
         case "list":
             from kvconform.cli.show import listing
 
-            return listing(options.what, as_json=options.json)
+            return listing(options.what, as_json=options.json, markdown=options.markdown)
         case _:
             from kvconform.cli.doctor import doctor
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from kvconform.cli import options as parse
 from kvconform.conformance.pool import Pool
-from kvconform.conformance.report import rule_data
-from kvconform.conformance.rules import find
+from kvconform.conformance.rules import find, rule_data
 from kvconform.conformance.units import Job, Unit
 from kvconform.conformance.verdict import EXIT_HARNESS, EXIT_KILLED
 from kvconform.connectors.targets.resolve import resolve

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 from typing import Any
 
+from kvconform.conformance.invariants import BY_ID as INVARIANT
+from kvconform.conformance.invariants import INVARIANTS
 from kvconform.conformance.profiles import PROFILES
-from kvconform.conformance.rules import RULES, find
+from kvconform.conformance.rules import RULES, find, rule_data
 from kvconform.connectors.targets.known import KNOWN
+from kvconform.connectors.zoo.catalogue import MUTANTS
 from kvconform.faults.packages import PACKAGES
+from kvconform.reports.catalogue import page
 from kvconform.reports.terminal import listing as columns
+from kvconform.scenario.errors import UsageError
 
 
-def listing(what: str, *, as_json: bool) -> int:
-    """List rules, faults, profiles, targets or mutants."""
+def rules_page() -> str:
+    """The catalogue of rules as Markdown: ``docs/rules.md``."""
+    noticed: dict[str, list[str]] = {}
+    for mutant in MUTANTS:
+        for rule in sorted({r for i in mutant.breaks for r in INVARIANT[i].rules}):
+            noticed.setdefault(rule, []).append(f"`{mutant.name}`")
+    return page(
+        [rule_data(rule) for rule in RULES],
+        noticed,
+        [dataclasses.asdict(invariant) for invariant in INVARIANTS],
+    )
+
+
+def listing(what: str, *, as_json: bool, markdown: bool = False) -> int:
+    """List rules, faults, profiles, targets or mutants.
+
+    Raises:
+        UsageError: Markdown is for rules only.
+    """
+    if markdown:
+        if what != "rules":
+            raise UsageError(f"--markdown is for rules, not for {what}.")
+        print(rules_page(), end="")
+        return 0
     entries: list[tuple[str, str]]
     match what:
         case "rules":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvconform.conformance.check import Checked
-from kvconform.conformance.rules import RULES, Rule
+from kvconform.conformance.rules import RULES
 from kvconform.conformance.verdict import Finding, RuleVerdict
 
 SCHEMA_VERSION = 1
@@ -17,25 +17,6 @@ def catalogue_hash() -> str:
     """Equal hashes mean equal rules."""
     text = "\n".join(f"{r.id} {r.text} {r.provoked} {sorted(r.features)}" for r in RULES)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def rule_data(rule: Rule) -> dict[str, Any]:
-    """A rule of the catalogue as data."""
-    return {
-        "id": rule.id,
-        "title": rule.title,
-        "text": rule.text,
-        "level": rule.level,
-        "side": rule.side,
-        "features": sorted(rule.features),
-        "provoked": rule.provoked,
-        "packages": sorted(rule.packages),
-        "source": rule.source,
-        "incidents": list(rule.incidents),
-        "since": rule.since,
-        "until": rule.until,
-        "help": rule.help,
-    }
 
 
 def run_data(checked: Checked, command: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ package), ``incidents`` the public defects that the rule comes from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.releases import within
@@ -596,3 +596,22 @@ def find(rule_id: str) -> Rule:
             f"There is no rule {rule_id!r}.{hint} 'kvconform list rules' shows them all."
         )
     return rule
+
+
+def rule_data(rule: Rule) -> dict[str, Any]:
+    """A rule of the catalogue as data."""
+    return {
+        "id": rule.id,
+        "title": rule.title,
+        "text": rule.text,
+        "level": rule.level,
+        "side": rule.side,
+        "features": sorted(rule.features),
+        "provoked": rule.provoked,
+        "packages": sorted(rule.packages),
+        "source": rule.source,
+        "incidents": list(rule.incidents),
+        "since": rule.since,
+        "until": rule.until,
+        "help": rule.help,
+    }

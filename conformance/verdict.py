@@ -146,7 +146,8 @@ def exit_code(verdict: Verdict, *, strict: bool = False, killed: bool = False) -
     """The documented exit code; ``killed``: the target took a process down."""
     if killed:
         return EXIT_KILLED
-    if verdict.result == "failure":
+    lenient = any(v.result == "fail" and v.rule.level == "should" for v in verdict.rules)
+    if verdict.result == "failure" or (strict and lenient):
         return EXIT_FAILED
     if any(f for v in verdict.rules for f in v.findings if not f.confirmed):
         return EXIT_HARNESS  # nondeterminism

@@ -126,6 +126,8 @@ def summary(
         mark = _MARK[entry["result"]]
         if entry["id"].startswith("VLL"):  # shown, and never held against the target
             mark = {"fail": "vLLM's", "vacuous": "not met"}.get(entry["result"], mark)
+        elif entry["level"] == "should" and entry["result"] == "fail":
+            mark = "should"  # fails under --strict only
         count = f"reached {entry['reached']}" if entry["reached"] else ""
         note = entry.get("reason") or count
         lines.append(f"  {entry['id']}  {mark:<9} {entry['title']:<52} {note}".rstrip())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvconform.connectors.ascend.connector import AscendConnector
+from kvconform.connectors.ascend.metadata import Direction
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.worker import WorkerHalf
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
 
 Finish = tuple[bool, dict[str, Any] | None]
@@ -74,3 +77,86 @@ class ResetInNameOnly(AscendConnector):
 
     def reset_cache(self) -> bool:
         return True
+
+
+class _TrimsTwice(SchedulerHalf):
+    def _promise(self, request: Request, local: int, found: int) -> tuple[int, bool]:
+        return super()._promise(request, local, max(0, found - 1))
+
+    def _plan(
+        self, job_id: str, request: Request, life: Any, direction: Direction,
+        keys: Sequence[bytes], block_ids: Sequence[int], *rest: Any, **more: Any,
+    ) -> None:  # fmt: skip
+        if direction == "load":
+            keys, block_ids = keys[:-1], block_ids[:-1]
+        super()._plan(job_id, request, life, direction, keys, block_ids, *rest, **more)
+
+
+class TrimsTwice(AscendConnector):
+    """The last block is left out of what is promised, and again of what is loaded.
+
+    KVC-501; B-132.
+    """
+
+    scheduler_half_class = _TrimsTwice
+
+
+class _AllButOneToken(SchedulerHalf):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        tokens, in_background = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens and num_computed_tokens + tokens == request.num_tokens:
+            tokens -= 1
+        return tokens, in_background
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        size = self.settings.block_size
+        super().update_state_after_alloc(request, blocks, num_external_tokens // size * size)
+
+
+class AllButOneToken(AscendConnector):
+    """Of a whole prompt all tokens but one are promised, and all blocks but one are loaded.
+
+    KVC-501; B-133.
+    """
+
+    scheduler_half_class = _AllButOneToken
+
+
+class _FetchesAhead(SchedulerHalf):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        self.__dict__.setdefault("_fetched", {})[request.request_id] = self._keys(request, 0)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def _plan(
+        self, job_id: str, request: Request, life: Any, direction: Direction,
+        keys: Sequence[bytes], *rest: Any, **more: Any,
+    ) -> None:  # fmt: skip
+        if direction == "load":
+            keys = self.__dict__["_fetched"][request.request_id][: len(keys)]
+            self.transport.pin(job_id, keys)
+        super()._plan(job_id, request, life, direction, keys, *rest, **more)
+
+
+class FetchesAhead(AscendConnector):
+    """What the lookup fetched begins with the prompt, what is loaded with the first block missing.
+
+    KVC-501; B-160.
+    """
+
+    scheduler_half_class = _FetchesAhead
+
+
+class _KeepsTheEpoch(SchedulerHalf):
+    def reset_cache(self) -> bool:
+        return self.transport.clear()
+
+
+class KeepsTheEpoch(AscendConnector):
+    """A reset empties the store, and what requests still hold goes into it later (KVC-801; B-139).
+
+    It is older than the reset.
+    """
+
+    scheduler_half_class = _KeepsTheEpoch

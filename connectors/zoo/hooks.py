@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from kvconform.connectors.ascend.connector import AscendConnector
+from kvconform.connectors.ascend.metadata import StepJobs
+from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.transport import Outcome
 from kvconform.connectors.ascend.worker import WorkerHalf
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
     from vllm.v1.request import Request
 
 Finish = tuple[bool, dict[str, Any] | None]
@@ -69,3 +73,44 @@ class LeftoverHook(AscendConnector):
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
         self.register_kv_caches({"all layers": kv_cache})
+
+
+class NeedsMetadata(AscendConnector):
+    """The layer hooks ask for the step's metadata; a warm-up pass has none (KVC-010; B-036)."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        assert isinstance(self._get_connector_metadata(), StepJobs)
+        super().wait_for_layer_load(layer_name)
+
+
+class _MustBeKnown(SchedulerHalf):
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        self._lives[request.request_id].load_failed = False
+        return super().request_finished(request, block_ids)
+
+
+class MustBeKnown(AscendConnector):
+    """A request's end looks it up in a table, where it is only once it was scheduled.
+
+    KVC-010; B-166.
+    """
+
+    scheduler_half_class = _MustBeKnown
+
+
+class PreemptedByName(AscendConnector):
+    """Preempted requests are expected by name, as until 0.18, and not as metadata.
+
+    KVC-010; B-205.
+    """
+
+    def handle_preemptions(self, preempted_req_ids: set[str]) -> None:
+        for request_id in preempted_req_ids:
+            self.worker._load_errors -= {hash(request_id)}
+
+
+class TwoArguments(AscendConnector):
+    """The constructor takes two arguments, as it did in 0.11 (KVC-001; B-205)."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole) -> None:
+        super().__init__(vllm_config, role)

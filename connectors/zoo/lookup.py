@@ -10,6 +10,7 @@ from kvconform.connectors.ascend.connector import AscendConnector
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
 
 Finish = tuple[bool, dict[str, Any] | None]
@@ -141,3 +142,157 @@ class CountsAhead(AscendConnector):
     """Writes what it found into the request, where its later hooks look it up."""
 
     scheduler_half_class = _CountsAhead
+
+
+class _ForgetsLocalHit(SchedulerHalf):
+    def _promise(self, request: Request, local: int, found: int) -> tuple[int, bool]:
+        blocks, in_background = super()._promise(request, local, found)
+        return blocks and blocks + local, in_background
+
+
+class ForgetsLocalHit(AscendConnector):
+    """Promises what the store has of the whole prompt, on top of what was found locally.
+
+    KVC-102; B-042.
+    """
+
+    scheduler_half_class = _ForgetsLocalHit
+
+
+class _CountsAgain(SchedulerHalf):
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        life = self._lives[request.request_id]
+        if num_external_tokens and not life.pulls:
+            found = self.transport.lookup(self._keys(request, life.local_blocks))
+            num_external_tokens = self._again(num_external_tokens, found)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def _again(self, promised: int, found: int | None) -> int:
+        there = promised if found is None else found * self.settings.block_size
+        assert there >= promised, f"expected {promised} tokens, got {there}"
+        return promised
+
+
+class CountsAgain(AscendConnector):
+    """Looks up again at admission, and asserts that nothing was evicted meanwhile.
+
+    KVC-010; B-123.
+    """
+
+    scheduler_half_class = _CountsAgain
+
+
+class _LoadsWhatIsLeft(_CountsAgain):
+    def _again(self, promised: int, found: int | None) -> int:
+        return promised if found is None else min(promised, found * self.settings.block_size)
+
+
+class LoadsWhatIsLeft(AscendConnector):
+    """Looks up again at admission, and loads what is left of the promise (KVC-501; B-123)."""
+
+    scheduler_half_class = _LoadsWhatIsLeft
+
+
+class _LoadsItsOwnCount(SchedulerHalf):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self.__dict__.setdefault("_hits", {})[request.request_id] = answer[0] or 0
+        return answer
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        hit = self.__dict__["_hits"][request.request_id]
+        super().update_state_after_alloc(request, blocks, hit)
+
+
+class LoadsItsOwnCount(AscendConnector):
+    """Loads what its last lookup found, however many tokens it is told, and also for none.
+
+    KVC-302; B-057.
+    """
+
+    scheduler_half_class = _LoadsItsOwnCount
+
+
+class _TimesOutOnce(SchedulerHalf):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._pending: set[str] = set()
+        self._polls: dict[str, int] = {}
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        name = request.request_id
+        if answer[0] is not None:
+            self._pending.discard(name)
+            self._polls.pop(name, None)
+            return answer
+        if name not in self._pending:
+            self._pending.add(name)
+            self._polls[name] = 0
+        self._polls[name] += 1
+        if self._polls[name] == 2:
+            del self._polls[name]  # and it stays pending
+            return 0, False
+        return answer
+
+
+class TimesOutOnce(AscendConnector):
+    """A query that timed out has no timer any more but stays pending: the next poll asks for it.
+
+    KVC-010; B-162.
+    """
+
+    scheduler_half_class = _TimesOutOnce
+
+
+class _LastPosition(SchedulerHalf):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if answer[0] is not None:
+            return answer
+        life = self._lives[request.request_id]
+        position = len(self._keys(request, life.local_blocks)) - 1
+        blocks, life.in_background = self._promise(request, life.local_blocks, max(0, position))
+        return blocks * self.settings.block_size, life.in_background
+
+
+class LastPosition(AscendConnector):
+    """A lookup that breaks off answers with where the last block starts, as if all were there.
+
+    KVC-501; B-168.
+    """
+
+    scheduler_half_class = _LastPosition
+
+
+class _ReservesPerLookup(SchedulerHalf):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._room = 16  # blocks of the staging area
+        self._taken: dict[str, int] = {}
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        blocks = (answer[0] or 0) // self.settings.block_size
+        if blocks > self._room:
+            return 0, False
+        self._room -= blocks
+        self._taken[request.request_id] = blocks
+        return answer
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        self._room += self._taken.pop(request.request_id, 0)
+        return super().request_finished(request, block_ids)
+
+
+class ReservesPerLookup(AscendConnector):
+    """Each lookup takes room to stage its load, and a request gives back the room of one.
+
+    KVC-105; B-197.
+    """
+
+    scheduler_half_class = _ReservesPerLookup

@@ -16,6 +16,7 @@ from kvconform.conformance.referee import Referee
 from kvconform.conformance.rules import BY_ID, RULES
 from kvconform.conformance.run import play
 from kvconform.conformance.verdict import (
+    EXIT_FAILED,
     EXIT_INCONCLUSIVE,
     EXIT_OK,
     Finding,
@@ -29,6 +30,7 @@ from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
+from kvconform.scenario.violation import Fingerprint, Violation
 
 P = Prompt(0, 17)  # one block outside: a synchronous load
 
@@ -94,6 +96,19 @@ def test_a_target_is_conformant_when_only_vllm_is_at_fault() -> None:
     assert {v.rule.id for v in verdict.rules if v.result == "fail"} == {"VLL-201", "VLL-202"}
     assert verdict.result == "success"
     assert exit_code(verdict) == exit_code(verdict, strict=True) == EXIT_OK
+
+
+def test_a_lenient_rule_fails_a_strict_check_only() -> None:
+    violation = Violation(
+        Fingerprint("KVC-406", "composition", "C", "still remembered", "C.x"), "nothing", "an id"
+    )
+    everything = Counter(r.id for r in RULES)
+    features = frozenset(f for r in RULES for f in r.features)
+    findings = [Finding(violation, Scenario())]
+    verdict = judge(find_profile("store"), features, findings, everything)
+    assert verdict.of("KVC-406").result == "fail"
+    assert verdict.result == "success"
+    assert (exit_code(verdict), exit_code(verdict, strict=True)) == (EXIT_OK, EXIT_FAILED)
 
 
 MODULES = (
