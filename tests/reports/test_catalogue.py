@@ -21,9 +21,9 @@ def test_the_page_is_up_to_date() -> None:
 def test_every_rule_is_whole() -> None:
     assert len(RULES) >= 45
     for rule in RULES:
-        assert rule.text and rule.provoked and rule.side
+        assert all((rule.text, rule.provoked, rule.side)), rule.id
         if rule.id.startswith("KVC"):
-            assert rule.source and rule.help, rule.id
+            assert all((rule.source, rule.help)), rule.id
 
 
 def test_every_package_provokes_a_rule() -> None:
