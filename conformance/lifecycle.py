@@ -80,7 +80,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "no room": Scenario(  # what is found outside waits for blocks, and is looked up in every step
         Shape(num_blocks=9),
-        (_again(), Step(4), Reset(), Arrive(Prompt(1, 70), 20), Step(2), _again(), Step(4)),
+        (_again(), Step(4), Reset(), Arrive(Prompt(1, 84), 20), Step(2), _again(), Step(4)),
     ),
     "the same id": Scenario(_SMALL, (_again(), Step(4), Arrive(Prompt(1, 50), 2, again=0))),
     "async scheduling": Scenario(
