@@ -148,15 +148,19 @@ class FetchesAhead(AscendConnector):
     scheduler_half_class = _FetchesAhead
 
 
-class _KeepsTheEpoch(SchedulerHalf):
+class _CarriesOpenSaves(SchedulerHalf):
     def reset_cache(self) -> bool:
-        return self.transport.clear()
+        done = super().reset_cache()
+        for opened in self._open.values():
+            if opened.job.direction == "save":
+                self.transport.reserve(opened.job.job_id, opened.job.keys)
+        return done
 
 
-class KeepsTheEpoch(AscendConnector):
-    """A reset empties the store, and what requests still hold goes into it later (KVC-801; B-139).
+class CarriesOpenSaves(AscendConnector):
+    """A reset empties the store, and saves that are under way go into it as if nothing had been.
 
-    It is older than the reset.
+    KVC-801; B-139.
     """
 
-    scheduler_half_class = _KeepsTheEpoch
+    scheduler_half_class = _CarriesOpenSaves

@@ -60,7 +60,8 @@ class SavesBehind(WorkerHalf):
 
     def get_finished(self, finished_req_ids: set[str]) -> Finished:
         sending, recving = super().get_finished(finished_req_ids)
-        done = ((sending or set()) | self._flushed) & self._ending
+        ended = ((sending or set()) | self._flushed) & self._ending
+        done = {request_id for request_id in ended if not self._sends[request_id]}
         self._ending -= done
         self._flushed = set()
         return done or None, recving
