@@ -265,6 +265,8 @@ class Pool:
                         yield Done(index, Result.from_json(said["result"]))
             if process.ended():
                 code = process.child.returncode
+                if code == -signal.SIGTERM:  # no target does that to its own process
+                    raise HarnessError("A worker process was ended from outside (SIGTERM).")
                 name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                 yield from self._lost(process, "crash", name)
                 continue

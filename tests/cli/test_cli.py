@@ -216,6 +216,25 @@ def test_a_target_that_takes_its_process_down_is_named(name: str, how: str, tmp_
     assert again.returncode == 5
 
 
+def test_who_is_ended_from_outside_accuses_nobody(tmp_path: Path) -> None:
+    (tmp_path / "ended.py").write_text(
+        "import os, signal\n"
+        "from kvconform.connectors.ascend.connector import AscendConnector\n"
+        "class Ended(AscendConnector):\n"
+        "    def start_load_kv(self, forward_context, **kwargs):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "kvconform", "check", "ended:Ended", "--level", "L1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert done.stderr.strip() == "kvconform: A worker process was ended from outside (SIGTERM)."
+    assert "KVC-010" not in done.stdout
+
+
 def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     reports = []
     for processes in ("1", "2"):
