@@ -48,9 +48,8 @@ class Defect:
 
     def is_in(self, vllm: str) -> bool:
         """Whether this vLLM has it."""
-        return dataclasses.replace(BY_ID[self.rule], since=self.since, until=self.until).holds_for(
-            vllm
-        )
+        rule = dataclasses.replace(BY_ID[self.rule], since=self.since, until=self.until)
+        return rule.holds_for(vllm) and vllm not in self.without
 
 
 OUTSIDE: tuple[Action, ...] = (Arrive(P), Step(4), Reset())
