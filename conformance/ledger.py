@@ -225,7 +225,8 @@ class Ledger:
 
     def _hook(self, event: Event) -> None:
         # What workers tell the scheduler half beside completions may make a save visible.
-        self.world_version += event.data["name"] == "update_connector_output"
+        if event.data["name"] == "update_connector_output":
+            self.world_version += event.data["told"]
         if event.data["name"] == "reset_cache" and event.data["answer"] is True:
             for facts in self.requests.values():
                 # Who is still there may save what it holds; that is judged kindly.

@@ -72,6 +72,15 @@ def _finished(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:
     return {"status": args[0].status.name, "blocks": args[1], "delayed": delayed}
 
 
+def _told(output: Any) -> bool:
+    """Whether the workers told anything; older releases have not all of these."""
+    return any(
+        getattr(output, name, None)
+        for name in ("finished_sending", "finished_recving", "invalid_block_ids",
+                     "kv_connector_worker_meta", "kv_connector_stats")
+    )  # fmt: skip
+
+
 def _is_ids(value: Any, kind: type) -> bool:
     return isinstance(value, set | frozenset) and all(isinstance(v, kind) for v in value)
 
@@ -108,6 +117,7 @@ _KEEP: dict[str, Callable[[tuple[Any, ...], Any], dict[str, Any]]] = {
     "request_finished": _finished,
     "request_finished_all_groups": _finished,
     "reset_cache": lambda _, answer: {"answer": answer},
+    "update_connector_output": lambda args, _: {"told": _told(args[0])},
     "get_finished": lambda args, answer: {"finished": set(args[0]), "answer": answer},
     "get_block_ids_with_load_errors": lambda _, answer: {"answer": answer},
 }

@@ -150,3 +150,20 @@ def test_blocks_that_only_some_requests_have_are_not_common(
     found = referee.violation
     assert (found and found.fingerprint.rule) == rule
     assert found is None or found.fingerprint.side == "vLLM"
+
+
+@pytest.mark.parametrize(("told", "rule"), [(False, "KVC-105"), (True, None)])
+def test_a_lookup_may_change_with_what_the_workers_told(told: bool, rule: str | None) -> None:
+    referee = Referee("Any", Shape())
+    arrive = {"do": "arrive", "prompt": {"family": 0, "length": 33}}
+    referee.hear(
+        Event(Kind.ACTION, 0, 0, "r0", data={"action": arrive, "effect": True, "index": 0})
+    )
+    for answer in (32, 16):
+        lookup = {"half": "scheduler half", "name": "get_num_new_matched_tokens", "local": 0,
+                  "answer": (answer, False), "total": 33, "status": "WAITING"}  # fmt: skip
+        referee.hear(Event(Kind.HOOK, 0, 1, "r0", data=lookup))
+        update = {"half": "scheduler half", "name": "update_connector_output", "told": told}
+        referee.hear(Event(Kind.HOOK, 0, 1, data=update))
+    found = referee.violation
+    assert (found and found.fingerprint.rule) == rule
