@@ -233,6 +233,9 @@ class Cluster:
 
     def _add(self, leg: Arrived, params: Mapping[str, Any] | None) -> None:
         self.arrived[leg.name] = leg
+        if leg.name in self._streams:  # of an id that comes again: its KV may be found yet
+            before = self._streams.pop(leg.name)
+            self._streams[f"{leg.name} of old, {len(self._streams)}"] = before
         self._streams[leg.name] = stream(leg.prompt.tokens, leg.identity, leg.max_tokens)
         self.engines[leg.engine].arrive(
             leg.name, leg.prompt.tokens, leg.max_tokens, leg.identity,
