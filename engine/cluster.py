@@ -294,7 +294,7 @@ class Cluster:
         engine = self.engine_of(name)
         status = engine.status(name)
         ended = status is None or status.startswith("FINISHED")
-        return ended and name not in engine.forgotten_loading
+        return ended and name not in engine.forgotten_loading and not engine.under_way(name)
 
     def engine_of(self, name: str) -> Engine:
         """The engine that a request went to."""

@@ -228,6 +228,10 @@ class Engine:
         request = self.scheduler.requests.get(request_id)
         return request.status.name if request is not None else None
 
+    def under_way(self, request_id: str) -> bool:
+        """Whether a step is being executed whose output will name this request."""
+        return any(request_id in so.num_scheduled_tokens for so, *_ in self._queue)
+
     def live(self) -> list[str]:
         """Ids that the scheduler has not forgotten, oldest first."""
         return list(self.scheduler.requests)
