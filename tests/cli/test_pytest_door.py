@@ -45,7 +45,7 @@ def results(text: str) -> dict[str, str]:
 
 
 def test_the_suite_fails_on_the_rule_and_equally_for_every_n(tmp_path: Path) -> None:
-    options = ("--kvc-target=zoo:full-hit-report", "--kvc-examples=40")
+    options = ("--kvc-target=zoo:full-hit-report", "--kvc-examples=20")
     one = suite(tmp_path, *options)
     two = suite(tmp_path, *options, "-n", "2")
     assert one.returncode == two.returncode == 1, one.stdout + one.stderr

@@ -18,7 +18,7 @@ from tests.conformance.right import (
 
 @pytest.mark.parametrize("cls", [KeepsAll, PartOfABlock])
 def test_right_as_well(cls: type) -> None:
-    assert check_connector(right(cls), Options(examples=40)).findings == []
+    assert check_connector(right(cls), Options(examples=16)).findings == []
 
 
 @pytest.mark.parametrize("cls", [LayerByLayer, InBackground])

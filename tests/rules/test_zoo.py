@@ -23,7 +23,7 @@ SIDE: dict[str, Side] = {"zoo:wrong-block": "scheduler half"}
 @pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("name", FAMILY)
 def test_is_found(name: str, seed: int) -> None:
-    checked = check_connector(resolve(name), Options(seed=seed, examples=100, shrink_runs=30))
+    checked = check_connector(resolve(name), Options(seed=seed, examples=24, shrink_runs=10))
     verdict = checked.verdict.of(FAMILY[name])
     assert verdict.result == "fail"
     sides = {f.violation.fingerprint.side for f in verdict.findings}
