@@ -53,9 +53,8 @@ class Referee:
                 + f" at {data['where']}, line {data['line']}: {data['source']}"
             )
             return
-        for kind, words in _LAST_WORDS.items():
-            if event.kind is kind:
-                self._last_words.setdefault(words, event)
+        if event.kind in _LAST_WORDS:
+            self._last_words.setdefault(_LAST_WORDS[event.kind], event)
         self.ledger.hear(event)
         for ear in self._ears[event.kind]:
             ear(event)

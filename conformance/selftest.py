@@ -59,7 +59,7 @@ class Hunt:
         rule: which rule noticed.
         side: whom it named.
         kind: how the rule was broken.
-        expected: whether it was one of those that have to notice, and the side is right.
+        expected: whether it was one of those that have to notice.
         right_side: whether the side is right.
         examples: runs until then.
         seconds: CPU time until then.

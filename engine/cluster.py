@@ -280,10 +280,6 @@ class Cluster:
             )  # fmt: skip
         return there
 
-    def expected_output(self, name: str) -> list[int]:
-        """The tokens that this request must produce."""
-        return self._streams[name].tokens[self.arrived[name].prompt.num_tokens :]
-
     def live(self) -> list[str]:
         """Requests that no scheduler has forgotten, oldest first."""
         known = {name for engine in self.engines for name in engine.live()}

@@ -23,7 +23,6 @@ class Kind(StrEnum):
     OUTPUT = "output"  # recving, sending, invalid, failed: after aggregation, before vLLM sees it
     TOKENS = "tokens"  # tokens, finish: delivered to the client
     WRONG_KV = "wrong_kv"  # position, block, slot, layer, found, blame, ...: attention read it
-    READ = "read"  # loaded, local: positions that attention read right which a connector loaded
     OPENED = "opened"  # transfer, direction, blocks, planned: bytes are about to move
     MOVED = "moved"  # transfer, direction, blocks, planned, stale, failed, source, ...: bytes moved
     CLOSED = "closed"  # transfer, direction: the connector was told

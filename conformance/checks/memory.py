@@ -49,10 +49,10 @@ class NoReuseWhileOpen(Check):
         )
 
 
-class BlocksComeBack(Check):
-    """KVC-402."""
+class _AfterDisturbance(Check):
+    """Judges what a drain leaves; provoked by what takes a transfer off its way before that."""
 
-    rule = "KVC-402"
+    disturbing = frozenset({"abort", "fail", "lose", "cut", "hold"})
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -60,12 +60,18 @@ class BlocksComeBack(Check):
 
     def on_action(self, event: Event) -> None:
         action = event.data["action"]
-        held = action["do"] == "hold" and action.get("direction") != "route"
-        if (held or action["do"] in ("abort", "fail", "lose", "cut")) and event.data["effect"]:
-            self._disturbed = True
+        transfers = action.get("direction") != "route"  # not what holds up requests
+        if action["do"] in self.disturbing and transfers:
+            self._disturbed |= event.data["effect"]
 
     def on_drain(self, event: Event) -> None:
         self.reached += self._disturbed
+
+
+class BlocksComeBack(_AfterDisturbance):
+    """KVC-402."""
+
+    rule = "KVC-402"
 
     def on_left(self, event: Event) -> None:
         data = event.data
@@ -100,23 +106,10 @@ class BlocksComeBack(Check):
             )
 
 
-class NothingKeptOutside(Check):
+class NothingKeptOutside(_AfterDisturbance):
     """KVC-405."""
 
     rule = "KVC-405"
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._disturbed = False
-
-    def on_action(self, event: Event) -> None:
-        action = event.data["action"]
-        held = action["do"] == "hold" and action.get("direction") != "route"
-        if (held or action["do"] in ("abort", "fail", "lose", "cut")) and event.data["effect"]:
-            self._disturbed = True
-
-    def on_drain(self, event: Event) -> None:
-        self.reached += self._disturbed
 
     def on_left(self, event: Event) -> None:
         if event.data["what"] == "reservation":
@@ -128,20 +121,11 @@ class NothingKeptOutside(Check):
             )  # fmt: skip
 
 
-class NothingRemembered(Check):
+class NothingRemembered(_AfterDisturbance):
     """KVC-406."""
 
     rule = "KVC-406"
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._aborted = False
-
-    def on_action(self, event: Event) -> None:
-        self._aborted |= event.data["action"]["do"] == "abort" and event.data["effect"]
-
-    def on_drain(self, event: Event) -> None:
-        self.reached += self._aborted
+    disturbing = frozenset({"abort"})
 
     def on_left(self, event: Event) -> None:
         if event.data["what"] == "state":

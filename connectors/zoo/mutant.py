@@ -1,4 +1,4 @@
-"""What a member of the zoo is: a wrong connector, or a wrong scheduler, from a real defect."""
+"""What a member of the zoo is: a wrong connector, most of them from a real defect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Mutant:
 
     Attributes:
         name: as in ``zoo:NAME``.
-        cls: ``module:Class`` below this package; of a wrong scheduler, the right connector.
+        cls: ``module:Class`` below this package.
         bug: the public defect that it is from; empty: none is known, and it is a mistake that is
             easily made.
         source: where that was reported.
@@ -30,7 +30,6 @@ class Mutant:
         shape: fields of the shape that it needs to show.
         faults: packages that it needs; empty: any.
         extra: more of the connector's config.
-        patch: ``module:function`` below this package, which puts the mistake into vLLM's scheduler.
     """
 
     name: str
@@ -43,4 +42,3 @@ class Mutant:
     shape: Mapping[str, Any] = field(default_factory=_nothing)
     faults: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing)
-    patch: str = ""

@@ -51,7 +51,11 @@ class SavesBehind(WorkerHalf):
     def _start(self, *directions: Direction) -> list[Job]:
         jobs = super()._start(*directions)
         self._saving |= {j.job_id: j.request_id for j in jobs if j.direction == "save"}
-        self._ending |= {j.request_id for j in jobs if j.direction == "offer" or not j.keys}
+        self._ending |= {
+            j.request_id
+            for j in jobs
+            if j.direction == "offer" or (j.direction == "save" and not j.keys)
+        }
         return jobs
 
     def _close(self, outcome: Outcome) -> None:

@@ -6,6 +6,9 @@ import pytest
 
 from kvconform.conformance.check import Options, check_connector
 from kvconform.conformance.verdict import EXIT_FAILED, EXIT_OK, exit_code
+from kvconform.connectors.zoo.books import SavesAsItGoes
+from kvconform.connectors.zoo.preemption import SavesInBackground
+from kvconform.scenario.target import Target
 from tests.conformance.right import (
     InBackground,
     KeepsAll,
@@ -14,11 +17,22 @@ from tests.conformance.right import (
     PartOfABlock,
     right,
 )
+from tests.rules.targets import wrong_target
 
 
-@pytest.mark.parametrize("cls", [KeepsAll, PartOfABlock])
-def test_right_as_well(cls: type) -> None:
-    assert check_connector(right(cls), Options(examples=16)).findings == []
+@pytest.mark.parametrize(
+    "target",
+    [
+        right(KeepsAll),
+        right(PartOfABlock),
+        # What some members of the zoo are mutants of.
+        wrong_target(SavesAsItGoes),
+        wrong_target(SavesInBackground),
+    ],
+    ids=lambda target: target.name,
+)
+def test_right_as_well(target: Target) -> None:
+    assert check_connector(target, Options(examples=16)).findings == []
 
 
 @pytest.mark.parametrize("cls", [LayerByLayer, InBackground])
