@@ -69,7 +69,7 @@ def make_load(target: Target, live: int, steps: int) -> Load:
     for _ in range(RAMP + steps):
         missing = live - loop.live()
         for _ in range(missing):
-            loop.add(prompt(len(loop.outputs)).tokens, OUTPUT)
+            loop.add(prompt(len(loop.outputs)).tokens(), OUTPUT)
         arrivals.append(missing)
         loop.step()
     loop.close()

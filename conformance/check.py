@@ -30,7 +30,9 @@ LEVELS: dict[str, str] = {
 
 ORDERS: Mapping[str, frozenset[str]] = {
     "plain": frozenset({"route"}),
-    "transport": frozenset({"route", "hold", "release", "busy", "fail", "cut"}),
+    "transport": frozenset(
+        {"route", "repeat", "hold", "release", "drop", "busy", "forget", "fail", "fail-save", "cut"}
+    ),
     "mooncake": frozenset({"route", "hold", "release", "fail", "cut"}),
 }
 """What each world can be told to do (see ``faults``)."""

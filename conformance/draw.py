@@ -23,12 +23,16 @@ from kvconform.scenario.actions import (
     Arrive,
     Busy,
     Cut,
+    Drop,
     Fail,
+    Forget,
     Hold,
     Lose,
     Release,
+    Repeat,
     Reset,
     Step,
+    Stop,
     Tick,
 )
 from kvconform.scenario.prompt import Prompt
@@ -49,8 +53,9 @@ def shapes(
 ) -> SearchStrategy[Shape]:
     """Shapes for a run with these fault packages; ``fixed`` fields are not drawn.
 
-    ``features`` are the target's: pipeline stages only where it claims ``pp``. What the installed
-    vLLM does not have is not drawn.
+    ``features`` are the target's: pipeline stages only where it claims ``pp``, routers that carry
+    the first token over only where it claims ``carry``. What the installed vLLM does not have is
+    not drawn.
     """
     from kvconform.engine import compat  # needs vLLM: not at import
 
@@ -69,6 +74,7 @@ def shapes(
             "tp": draw(st.sampled_from((1, 1, 1, 2, 2, 4))),
             "pp": pp,
             "topology": "pd" if apart else "store",
+            "carry": apart and "carry" in features and draw(st.booleans()),
             "engines": draw(st.sampled_from((2, 2, 3) if apart else (1, 1, 2))),
             "max_num_seqs": draw(st.sampled_from((8, 8, 2))),
             "max_num_batched_tokens": draw(st.sampled_from((64, 64, 24, 128))),
@@ -97,6 +103,11 @@ def lengths() -> SearchStrategy[int]:
 def priorities() -> SearchStrategy[int]:
     """Priorities of requests; the lower, the sooner."""
     return st.sampled_from((0, 0, 1, -1))
+
+
+def stops() -> SearchStrategy[int | None]:
+    """Which output token, if any, is a stop token."""
+    return st.sampled_from((None, None, None, 1, 2))
 
 
 class Moves:
@@ -153,19 +164,22 @@ class Moves:
             self.draw(st.sampled_from((1, 2, 4, 20))),
             engine=self.draw(st.integers(0, 1)),
             priority=self.draw(priorities()),
+            stop=self.draw(stops()),
         )
 
     def _returning(self, tenants: bool = False) -> Arrive:
-        """A request whose prompt others have, whole or in part."""
+        """A request whose prompt others have, whole or in part, or with what was answered."""
         tail = self.draw(st.sampled_from((0, 0, 0, 1, 17)))
+        answer = self.draw(st.sampled_from((0, 0, 0, 1, 19)))
         salt, adapter = self.draw(st.sampled_from(_IDENTITIES)) if tenants else (None, None)
         return Arrive(
-            Prompt(self.draw(st.integers(0, 1)), self.draw(lengths()), tail),
+            Prompt(self.draw(st.integers(0, 1)), self.draw(lengths()), tail, answer),
             self.draw(st.sampled_from((1, 2, 4, 20))),
             salt=salt,
             adapter=adapter,
             engine=self.draw(st.integers(0, 1)),
             priority=self.draw(priorities()),
+            stop=self.draw(stops()),
         )
 
     def _turn(self) -> Arrive:
@@ -244,7 +258,7 @@ class Moves:
     def _meanwhile(self) -> Move:
         """What happens while a transfer is open."""
         options: list[Callable[[], Move]] = [lambda: (self._arrival(), *self._steps(2))]
-        for package in ("abort", "preempt", "reset", "fail-load", "peer-gone"):
+        for package in ("abort", "preempt", "reset", "fail-load", "lost", "peer-gone"):
             if package in self.packages:
                 options.append(getattr(self, "_" + package.replace("-", "_")))
         return self.draw(st.sampled_from(options))()
@@ -276,7 +290,7 @@ class Moves:
         )
 
     def _defer(self) -> Move:
-        return (Busy(self.draw(st.integers(1, 3))), self._arrival(), *self._steps())
+        return (Busy(self.draw(st.sampled_from((1, 2, 3, 1000)))), self._arrival(), *self._steps())
 
     def _reset(self) -> Move:
         if self.draw(st.booleans()):  # what was saved before may not be found afterwards
@@ -317,6 +331,49 @@ class Moves:
                 *more, *self._through(again, self.draw(st.integers(1, 2))), *after,
                 *((again,) if after else ()))  # fmt: skip
 
+    def _fail_save(self) -> Move:
+        fail = Fail(
+            self.draw(st.integers(1, 2)),
+            self.draw(st.sampled_from(("all", "first", "last"))),
+            self.draw(st.sampled_from((None, 0, 1))),
+            "save",
+        )
+        first = self._arrival()
+        again: Move = (Reset(engine=self._home(first)), first) if self.draw(st.booleans()) else ()
+        return (fail, first, *self._through(first, self.draw(st.integers(2, 6))), *again,
+                *self._steps())  # fmt: skip
+
+    def _lost(self) -> Move:
+        """A transfer never arrives; whoever is waiting for it hears so late."""
+        if "full-hit" in self.packages and self.draw(st.booleans()):
+            start = self._open_load()
+        else:
+            arrive = self._arrival()
+            start = (Hold("any"), arrive, *self._through(arrive, self.draw(st.integers(1, 4))))
+        more: Move = ()
+        for package in ("abort", "preempt"):
+            if package in self.packages and self.draw(st.booleans()):
+                more = getattr(self, f"_{package}")()
+                break
+        return (*start, *more, Drop(self.draw(st.integers(0, 2))), *self._steps(2), Release(),
+                *self._steps(2))  # fmt: skip
+
+    def _forget(self) -> Move:
+        """What a lookup has found is gone when it is loaded."""
+        forget = Forget(self.draw(st.integers(1, 2)))
+        if "full-hit" not in self.packages:
+            return (forget, self._arrival(), *self._steps())
+        *before, again = self._outside_again((forget,))
+        assert isinstance(again, Arrive)
+        return (*before, again, *self._through(again, self.draw(st.integers(1, 4))))
+
+    def _shutdown(self) -> Move:
+        """Engines are shut down at the worst moment: rarely, for then the run is over."""
+        arrive = self._arrival()
+        if self.draw(st.integers(0, 3)):
+            return (arrive, *self._steps())
+        return (Hold("any"), arrive, *self._through(arrive, self.draw(st.integers(1, 4))), Stop())
+
     def _same_id(self) -> Move:
         """A client takes an id again, at once or later; the old request's KV may be on its way."""
         first = self._arrival()
@@ -345,6 +402,14 @@ class Moves:
         lost: Move = (Lose(),) if self.draw(st.booleans()) else ()
         tick = Tick(self.draw(st.sampled_from((1.0, 59.0, 61.0, 3600.0))))
         return (*held, *lost, tick, *self._steps(2), Release(), *self._steps(3))
+
+    def _repeat(self) -> Move:
+        """A client tries again; the router sends the same hand-over."""
+        arrive = self._arrival()
+        held: Move = (Hold("load"),) if self.draw(st.booleans()) else ()
+        return (*held, arrive, *self._through(arrive, self.draw(st.integers(1, 3))),
+                Repeat(self.draw(st.integers(0, 1))), *self._steps(3), Release(),
+                *self._steps(2))  # fmt: skip
 
     def _peer_gone(self) -> Move:
         """An engine cannot be reached, in the middle of a transfer or before it; it comes back."""

@@ -13,12 +13,16 @@ from kvconform.scenario.actions import (
     Arrive,
     Busy,
     Cut,
+    Drop,
     Fail,
+    Forget,
     Hold,
     Lose,
     Release,
+    Repeat,
     Reset,
     Step,
+    Stop,
     Tick,
     action_to_json,
 )
@@ -60,10 +64,24 @@ class Interpreter:
                 self._record(action, f"{action.lookups} lookups", effect)
             case Fail():
                 # 0.11.0 cannot be told that a load has failed, so there none does.
-                effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.fail(
-                    action.loads, action.blocks, action.rank
+                effect = (
+                    action.direction == "save" or compat.REPORTS_FAILED_LOADS
+                ) and self.cluster.world.fail(
+                    action.transfers, action.blocks, action.rank, action.direction
                 )
                 self._record(action, _rank(action.rank), effect)
+            case Drop():
+                can = compat.REPORTS_FAILED_LOADS
+                name = self.cluster.world.drop(action.transfer) if can else None
+                self._record(action, name or "no transfer is open", name is not None)
+            case Forget():
+                effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.forget(action.lookups)
+                self._record(action, f"{action.lookups} lookups", effect)
+            case Repeat():
+                self._repeat(action)
+            case Stop():
+                self._record(action, "every engine", True)
+                self.cluster.stop()
             case Tick():
                 self.cluster.clock.advance(action.seconds)
                 self._record(action, f"{action.seconds:g} s", True)
@@ -79,13 +97,17 @@ class Interpreter:
             case _:
                 raise TypeError(f"unknown action {action!r}")
 
+    def _repeat(self, action: Repeat) -> None:
+        again = self.cluster.world.repeat(action.handover) if compat.REPORTS_FAILED_LOADS else None
+        name = again.request if again else None
+        self._record(action, name or "nothing was handed over", bool(again), request=name)
+
     def _arrive(self, action: Arrive) -> None:
         cluster = self.cluster
         name = self._id_of(action)
         old = cluster.arrived.get(name)
         engine = old.engine if old is not None else cluster.place(action.engine)
-        fits = cluster.shape.fits(action.prompt.num_tokens + action.max_tokens)
-        if not fits or action.max_tokens < 1:
+        if not cluster.fits(action.prompt, action.max_tokens):
             self._record(action, "does not fit into the pool", False, engine=engine)
             return
         in_use = old is not None and cluster.engines[engine].status(name) is not None
@@ -96,6 +118,7 @@ class Interpreter:
         cluster.arrive(
             action.prompt, action.max_tokens, action.identity,
             action.engine if old is None else engine, action.priority, name=name,
+            stop=action.stop,
         )  # fmt: skip
 
     def _id_of(self, action: Arrive) -> str:

@@ -5,26 +5,33 @@ Checks ask the ledger; it judges nothing.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvconform.conformance.prefixes import Prefixes
-from kvconform.faults.packages import BY_ACTION, TIGHT
+from kvconform.faults.packages import TIGHT, package_of
 from kvconform.scenario.actions import Arrive, action_from_json
 from kvconform.scenario.identity import Identity
-from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.prompt import follow
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
 
 LOADING = "WAITING_FOR_REMOTE_KVS"
 
+BY_ITSELF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
+"""How requests end by what they have computed."""
 
-@dataclass(slots=True)
+
+@dataclass
 class Facts:
     """A request as the contract sees it; where prefill and decode are apart, one leg of it.
 
     Attributes:
+        tokens: its prompt.
+        max_tokens: output tokens after which it ends.
+        stop: output token that is a stop token, counted from 1.
         after: of a leg that decodes: the name of the one that prefilled.
         then: of a leg that prefilled: the name of the one that decodes, once it was forwarded.
         prefills: its output goes to another engine.
@@ -32,9 +39,13 @@ class Facts:
         plan_followed: its last load moved what its scheduler half had planned, into the blocks that
             were promised; None where that cannot be seen.
         load_failed: blocks of a load of it failed.
+        by_itself: it has ended at its limit or by a stop token.
+        life: resets of connectors' caches before it arrived.
+        left_blocks: blocks of the first KV group that it had at its end.
         lost: its client went away before it was forwarded.
-        known: leading tokens that an earlier prompt of the same identity shares.
-        foreign: leading tokens that an earlier prompt of another identity shares.
+        known: leading tokens of its prompt that an earlier request of the same identity has, in its
+            prompt or its output.
+        foreign: the same of an earlier request of another identity.
         status: vLLM's status; None before arrival and after it was forgotten.
         ended: the hook request_finished was called.
         delayed: its answer was True.
@@ -50,9 +61,10 @@ class Facts:
 
     name: str
     engine: int
-    prompt: Prompt
+    tokens: tuple[int, ...]
     identity: Identity
     max_tokens: int
+    stop: int | None = None
     known: int = 0
     foreign: int = 0
     status: str | None = None
@@ -70,6 +82,9 @@ class Facts:
     after: str | None = None
     then: str | None = None
     prefills: bool = False
+    by_itself: bool = False
+    life: int = 0
+    left_blocks: int = 0
     lost: bool = False
     load_failed: bool = False
     plan_followed: bool | None = None
@@ -77,6 +92,19 @@ class Facts:
     delivered: list[int] = field(default_factory=list)
     reports: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Per (direction, rank): reports for the load or send that is open now."""
+
+    @functools.cached_property
+    def whole(self) -> tuple[int, ...]:
+        """Its prompt, and the output that a right engine gives."""
+        return tuple(follow(self.tokens, self.identity, self.max_tokens)[0])
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """The output that a right engine gives, up to its stop token."""
+        output = self.whole[len(self.tokens) :]
+        if self.stop is None or self.stop > len(output):
+            return output
+        return output[: output.index(output[self.stop - 1]) + 1]
 
     @property
     def open(self) -> bool:
@@ -94,6 +122,7 @@ class Ledger:
         world_version: changes whenever something happened that may change a lookup's answer.
         unreported: (engine, rank, block) whose load failed and was not reported yet, to whom.
         held: whether a transfer has been held open in this run.
+        resets: of connectors' caches.
         saved_as_planned: no rank saved what its scheduler half had not planned.
     """
 
@@ -108,6 +137,10 @@ class Ledger:
         self.steps = 0
         self.checked_steps = 0
         self.saved_as_planned = True
+        self.resets = 0
+        self._kept = Prefixes()
+        self._to_keep: list[Facts] = []
+        self._stored = 0  # blocks since then, at most
         self._connector_event = False
         self._computed: dict[str, int] = {}
         self._asked: dict[str, int] = {}
@@ -163,9 +196,7 @@ class Ledger:
         elif do == "step":
             return
         else:
-            package = BY_ACTION.get(do)
-            if do == "reset":
-                package = "preempt" if data["action"].get("running") else "reset"
+            package = package_of(action_from_json(data["action"], "action"))
             if do == "lose" and event.request is not None:
                 self.requests[event.request].lost = True
             assert package is not None
@@ -176,7 +207,8 @@ class Ledger:
         if name in self.requests:
             self._supersede(name)
             self.faults["same-id"] += 1
-        facts = Facts(name, engine, action.prompt, action.identity, action.max_tokens)
+        tokens = action.prompt.tokens(action.identity)
+        facts = Facts(name, engine, tokens, action.identity, action.max_tokens, action.stop)
         if self.shape.topology == "pd":
             facts.prefills, facts.max_tokens = True, 1
             self._asked[name] = action.max_tokens
@@ -199,18 +231,19 @@ class Ledger:
     def _forwarded(self, event: Event) -> None:
         assert event.request is not None
         first = self.requests[event.data["after"]]
-        first.then = event.request
+        if first.then is None:
+            first.then = event.request
         facts = Facts(
-            event.request, event.engine, first.prompt, first.identity, self._asked[first.name],
-            after=first.name,
+            event.request, event.engine, tuple(event.data["tokens"]), first.identity,
+            self._asked[first.name], event.data["stop"], after=first.name,
         )  # fmt: skip
         self._enter(facts)
         self.world_version += 1
 
     def _enter(self, facts: Facts) -> None:
-        tokens = facts.prompt.tokens
-        facts.known, facts.foreign = self._prefixes.shared(tokens, facts.identity)
-        self._prefixes.add(tokens, facts.identity)
+        facts.known, facts.foreign = self._prefixes.shared(facts.tokens, facts.identity)
+        self._prefixes.add(facts.whole, facts.identity)
+        facts.life = self.resets
         self.requests[facts.name] = self._current[facts.name] = facts
 
     def _status(self, event: Event) -> None:
@@ -220,6 +253,8 @@ class Ledger:
             return
         facts.status = event.data["new"]
         facts.forgotten = event.data["new"] is None
+        if facts.forgotten and facts.by_itself and facts.life == self.resets:
+            self._to_keep.append(facts)
         self._let_go(facts)
         self.world_version += 1
 
@@ -227,11 +262,13 @@ class Ledger:
         # What workers tell the scheduler half beside completions may make a save visible.
         if event.data["name"] == "update_connector_output":
             self.world_version += event.data["told"]
-        if event.data["name"] == "reset_cache" and event.data["answer"] is True:
-            for facts in self.requests.values():
-                # Who is still there may save what it holds; that is judged kindly.
+        if event.data["name"] == "reset_cache":
+            self.resets += 1
+            self._kept, self._to_keep, self._stored = Prefixes(), [], 0
+            for facts in self.requests.values() if event.data["answer"] is True else ():
+                # Who has not ended may compute anew what it will save; that is judged kindly.
                 mine = facts.engine == event.engine  # of other engines the KV may be new
-                facts.before_reset |= mine and facts.forgotten
+                facts.before_reset |= mine and (facts.forgotten or facts.ended)
         if event.request is None or event.request not in self.requests:
             return
         facts = self.requests[event.request]
@@ -306,6 +343,11 @@ class Ledger:
             self.world_version += 1
             facts.delayed = bool(event.data["delayed"])
             facts.ended_loading = facts.loading
+            facts.by_itself = event.data["status"] in BY_ITSELF
+            blocks = event.data["blocks"]
+            grouped = isinstance(blocks, tuple)
+            facts.left_blocks = len((blocks[0] if blocks else ()) if grouped else blocks)
+            self._stored += facts.left_blocks
 
     def _after_ran(self, event: Event) -> None:
         self.world_version += 1
@@ -363,11 +405,31 @@ class Ledger:
         """Whether it was ever scheduled."""
         return self._computed.get(facts.name, 0) > 0
 
+    def kept_tokens(self, facts: Facts) -> int:
+        """Leading tokens of its prompt that a store which keeps all must have, in full blocks.
+
+        0 where that cannot be said: something is being saved yet, saves or loads have failed, the
+        store may have run out of room.
+        """
+        spoiled = ("fail-save", "fail-load", "lost", "forget", "shutdown")
+        if self.shape.topology != "store" or any(self.faults[name] for name in spoiled):
+            return 0
+        size = self.shape.block_size
+        if self._to_keep and not any(f.delayed and not f.sent for f in self._current.values()):
+            for left in self._to_keep:
+                computed = len(left.tokens) + len(left.delivered) - 1
+                blocks = min(left.left_blocks, computed // size)
+                self._kept.add(left.whole[: blocks * size], left.identity)
+            self._to_keep.clear()
+        if self._stored > self.shape.store_blocks:
+            return 0
+        return self._kept.shared(facts.tokens, facts.identity)[0] // size * size
+
     def known_since_reset(self, facts: Facts) -> int:
-        """Leading tokens that a request since the last reset of the connector shares with it."""
+        """Leading tokens of its prompt that a request since the connector's last reset has."""
         return max(
             (
-                _shared(facts.prompt.tokens, other.prompt.tokens)
+                _shared(facts.tokens, other.whole)
                 for other in self.requests.values()
                 if other is not facts
                 and other.identity == facts.identity

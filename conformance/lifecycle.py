@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvconform.faults.packages import BY_ACTION, TIGHT
+from kvconform.faults.packages import TIGHT, package_of
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -122,7 +122,11 @@ SCENARIOS: dict[str, Scenario] = {
 
 def packages_of(scenario: Scenario) -> frozenset[str]:
     """The fault packages whose actions a scenario uses."""
-    needed = {BY_ACTION[a.do] for a in scenario.actions if a.do in BY_ACTION}
+    needed = {
+        package
+        for a in scenario.actions
+        if not isinstance(a, Reset) and (package := package_of(a)) is not None
+    }
     arrivals = [a for a in scenario.actions if isinstance(a, Arrive)]
     if scenario.shape.num_blocks <= TIGHT:
         needed.add("tight-pool")

@@ -16,15 +16,17 @@ from kvconform.scenario.actions import (
     Arrive,
     Busy,
     Cut,
+    Drop,
     Fail,
+    Forget,
     Hold,
     Lose,
     Release,
+    Repeat,
     Reset,
     Step,
     Tick,
 )
-from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 
@@ -153,7 +155,7 @@ def simpler(action: Action) -> Iterator[Action]:
     """Simpler variants of an action, simplest first."""
     replace = dataclasses.replace
     match action:
-        case Arrive(prompt, max_tokens, salt, engine, priority, adapter):
+        case Arrive(prompt, max_tokens, salt, engine, priority, adapter, _, stop):
             if salt is not None:
                 yield replace(action, salt=None)
             if adapter is not None:
@@ -162,15 +164,19 @@ def simpler(action: Action) -> Iterator[Action]:
                 yield replace(action, engine=0)
             if priority:
                 yield replace(action, priority=0)
+            if stop is not None:
+                yield replace(action, stop=None)
             for tokens in _lower(max_tokens, 1):
                 yield replace(action, max_tokens=tokens)
+            for answer in _lower(prompt.answer, 0):
+                yield replace(action, prompt=replace(prompt, answer=answer))
             for tail in _lower(prompt.tail, 0):
                 if prompt.length + tail:
                     yield replace(action, prompt=replace(prompt, tail=tail))
             for length in _lower(prompt.length, 1):
                 yield replace(action, prompt=replace(prompt, length=length))
             for family in _lower(prompt.family, 0):
-                yield replace(action, prompt=Prompt(family, prompt.length, prompt.tail))
+                yield replace(action, prompt=replace(prompt, family=family))
         case Abort(request, mid_step):
             if mid_step:
                 yield replace(action, mid_step=False)
@@ -194,13 +200,22 @@ def simpler(action: Action) -> Iterator[Action]:
         case Busy(lookups):
             for k in _lower(lookups, 1):
                 yield Busy(k)
-        case Fail(loads, blocks, rank):
+        case Forget(lookups):
+            for k in _lower(lookups, 1):
+                yield Forget(k)
+        case Drop(transfer):
+            for k in _lower(transfer, 0):
+                yield Drop(k)
+        case Repeat(handover):
+            for k in _lower(handover, 0):
+                yield Repeat(k)
+        case Fail(transfers, blocks, rank):
             if rank is not None:
                 yield replace(action, rank=None)
             if blocks != "all":
                 yield replace(action, blocks="all")
-            for k in _lower(loads, 1):
-                yield replace(action, loads=k)
+            for k in _lower(transfers, 1):
+                yield replace(action, transfers=k)
         case Tick(seconds):
             for more in (1.0, 61.0):
                 if more < seconds:

@@ -1,4 +1,4 @@
-"""Which leading tokens of a prompt earlier prompts had."""
+"""Which leading tokens of a prompt earlier requests had."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Node = dict[int, Any]  # token: node
 
 
 class Prefixes:
-    """Earlier prompts as a trie per identity.
+    """Earlier requests as a trie per identity.
 
     A question costs a prompt's length, however many prompts came.
     """
@@ -20,7 +20,7 @@ class Prefixes:
         self._roots: dict[Identity, _Node] = {}
 
     def shared(self, tokens: Sequence[int], identity: Identity) -> tuple[int, int]:
-        """Leading tokens that a prompt of this identity has, and that one of another has."""
+        """Leading tokens that a request of this identity has, and that one of another has."""
         known = foreign = 0
         for other, node in self._roots.items():
             count = 0
@@ -37,7 +37,7 @@ class Prefixes:
         return known, foreign
 
     def add(self, tokens: Sequence[int], identity: Identity) -> None:
-        """A prompt came."""
+        """A request came: its prompt, and what it will answer."""
         node = self._roots.setdefault(identity, {})
         for token in tokens:
             node = node.setdefault(token, {})

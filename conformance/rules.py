@@ -20,10 +20,10 @@ APART = frozenset({"handover", "expire", "peer-gone"})
 RETURN = frozenset({"full-hit", "tenants", "reset", "handover"})
 """Packages in which a prompt comes that another request had."""
 
-LATE = frozenset({"delay", "expire", "peer-gone"})
+LATE = frozenset({"delay", "lost", "expire", "peer-gone"})
 """Packages that keep transfers open."""
 
-FAILING = frozenset({"fail-load", "expire", "peer-gone"})
+FAILING = frozenset({"fail-load", "lost", "forget", "repeat", "expire", "peer-gone"})
 """Packages in which loads fail."""
 
 HITS = frozenset({"full-hit", "tenants", "preempt", "tight-pool", "reset", *APART})
@@ -98,6 +98,11 @@ _ALL = frozenset(
         "tight-pool",
         "fail-load",
         "same-id",
+        "fail-save",
+        "lost",
+        "forget",
+        "repeat",
+        "shutdown",
         *APART,
     }
 )
@@ -228,6 +233,20 @@ RULES: tuple[Rule, ...] = (
         source="v1/base.py get_num_new_matched_tokens, update_state_after_alloc, request_finished",
         help="Keep what you need to remember in a table of your own, by request id.",
     ),
+    Rule(
+        "KVC-108", "what is promised can be loaded",
+        "A load that was promised does not fail unless something outside has failed: what a lookup "
+        "has found is still there when it is loaded, and nothing is asked for twice that can be "
+        "had once.",
+        _S, "a load of a request whose promise could have been broken meanwhile: it was held "
+        "open, or an engine that prefilled offers it",
+        packages=HITS | {"delay"}, features=_ORDERS, level="should",
+        source="v1/base.py get_num_new_matched_tokens: tokens that can be loaded; a failure is "
+        "recomputed, and the work was for nothing",
+        incidents=("B-143", "B-146", "B-182", "B-200", "B-123"),
+        help="Keep what was promised from the admission to the end of its load, once for each "
+        "load; remember that a hand-over was taken.",
+    ),
     # -- 2xx metadata -----------------------------------------------------------------------------
     Rule(
         "KVC-201", "metadata is built every step and pickles",
@@ -355,6 +374,18 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-003", "B-062", "B-183"),
         help="Poll the transport; a request that was aborted is not a transfer that has ended.",
     ),
+    Rule(
+        "KVC-307", "what was prefilled is handed over",
+        "A request that was sent to be prefilled, and ended by itself, by its limit or by a stop "
+        "token, leaves its blocks to the engine that decodes: request_finished answers "
+        "kv_transfer_params.",
+        _S, "a request that was to be prefilled ended by itself",
+        packages=frozenset({"handover"}), features=frozenset({"pd"}), level="should",
+        source="distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py request_finished: "
+        "requests that were stopped are handed over like those at their limit",
+        incidents=("B-085",),
+        help="Offer for every status in which a request has ended by itself.",
+    ),
     # -- 4xx memory -------------------------------------------------------------------------------
     Rule(
         "KVC-401", "no byte moves after the blocks changed hands",
@@ -370,7 +401,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-402", "blocks come back",
         "After everything has ended no request is kept and all blocks are free.",
         "composition", "a drain after an abort, a held transfer or a failed load",
-        packages=LATE | {"abort", "fail-load"}, features=_ASYNC,
+        packages=LATE | {"abort", "fail-load", "fail-save"}, features=_ASYNC,
         source="v1/core/sched/scheduler.py has_finished_requests",
         incidents=("B-063", "B-067", "B-111", "B-112", "B-184"),
         help="Each True from request_finished needs its finished_sending, on every rank.",
@@ -402,7 +433,7 @@ RULES: tuple[Rule, ...] = (
         "KVC-405", "what is kept outside is let go",
         "When every request has gone nothing is pinned or reserved in the store any more.",
         _S, "a drain after an abort, a held transfer or a failed load",
-        packages=LATE | {"abort", "fail-load"}, features=_ORDERS,
+        packages=LATE | {"abort", "fail-load", "fail-save"}, features=_ORDERS,
         source="v1/base.py update_connector_output, request_finished: where a connector hears that "
         "a transfer has ended",
         incidents=("B-146", "B-147", "B-148", "B-197", "B-135", "B-092"),
@@ -449,6 +480,18 @@ RULES: tuple[Rule, ...] = (
         "salt and the adapter's name",
         incidents=("B-096", "B-180"),
         help="Derive keys from request.block_hashes, not from prompt_token_ids.",
+    ),
+    Rule(
+        "KVC-505", "what is kept is found again",
+        "Every full block of a request that ended by itself is found by the next request that "
+        "begins with the same tokens, as long as there is room and nothing was forgotten on "
+        "demand. Only for targets that say so: feature 'keeps'.",
+        _S, "a lookup for a prompt of which a request had left a full block",
+        packages=RETURN, features=frozenset({"keeps"}),
+        source="the target's own word",
+        incidents=("B-180", "B-127", "B-187", "B-191"),
+        help="Compare the keys of what is saved with those that are looked up, and look for "
+        "requests that are not saved.",
     ),
     # -- 6xx failure ------------------------------------------------------------------------------
     Rule(
@@ -505,6 +548,15 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-050", "B-139"),
         help="Forget what is stored, and what is being saved: the KV is that of other weights. "
         "Answer False when that is impossible.",
+    ),
+    Rule(
+        "KVC-802", "an engine can be shut down at any time",
+        "shutdown returns, in both halves, whatever is under way; also when nothing is.",
+        "composition", "engines were shut down while a completion was owed",
+        packages=frozenset({"shutdown"}), level="should",
+        source="v1/engine/core.py shutdown; v1/core/sched/scheduler.py shutdown",
+        help="Close what was opened, wait for nothing that will not come, and expect to be called "
+        "before the first step, and twice.",
     ),
     # -- what vLLM itself owes: reported, never held against the target ---------------------------
     Rule(

@@ -16,7 +16,7 @@ from kvconform.engine import compat
 from kvconform.engine.cluster import Cluster
 from kvconform.engine.engine import HaltedError
 from kvconform.faults.transport import make_world
-from kvconform.scenario.actions import Action
+from kvconform.scenario.actions import Action, Stop
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
@@ -102,7 +102,7 @@ class Run:
         except HaltedError:
             self.halted = True
         else:
-            self.halted = self.referee.over()
+            self.halted = self.referee.over() or isinstance(action, Stop)
         return not self.halted
 
     def _watch(self) -> None:
@@ -110,11 +110,13 @@ class Run:
             watcher(Scenario(self.shape, tuple(self.actions)).to_json())
 
     def drain(self) -> None:
-        """Faults off, step until nothing is left, and look for what is left over."""
+        """Faults off, step until nothing is left, look for what is left over, and shut down."""
         if self.halted:
             return
         with contextlib.suppress(HaltedError):
             self._cluster.drain()
+            if not self.referee.over():
+                self._cluster.stop()
         self.halted = True
         self.referee.conclude()
 

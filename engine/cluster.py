@@ -52,20 +52,22 @@ class Arrived:
     Attributes:
         name: ``r3``; the leg that decodes it is ``r3d``.
         engine: where it went.
-        prompt: its prompt.
+        tokens: its prompt.
         max_tokens: output tokens after which it stops.
         identity: whose it is.
         priority: the lower, the sooner.
-        then: of a prefill: engine that decodes, and its output tokens.
+        stop: output token that is a stop token, counted from 1.
+        then: of a prefill: engine that decodes, its output tokens, and its stop token.
     """
 
     name: str
     engine: int
-    prompt: Prompt
+    tokens: tuple[int, ...]
     max_tokens: int
     identity: Identity
     priority: int = 0
-    then: tuple[int, int] | None = None
+    stop: int | None = None
+    then: tuple[int, int, int | None] | None = None
 
 
 def _lists(value: Any) -> Any:
@@ -109,6 +111,7 @@ class Cluster:
         self.arrived: dict[str, Arrived] = {}
         self.clock = Clock()
         self._clients = 0
+        self._stopped = False
         self._streams: dict[str, Stream] = {}
         self._folder: str | None = None
         self.engines: list[Engine] = []
@@ -170,6 +173,11 @@ class Cluster:
             )
         )
 
+    def fits(self, prompt: Prompt, max_tokens: int) -> bool:
+        """Whether such a request can run in this pool at all."""
+        carried = 1 if self.shape.carry else 0
+        return max_tokens > 0 and self.shape.fits(prompt.num_tokens + carried + max_tokens)
+
     def place(self, engine: int) -> int:
         """The engine that a request goes to first."""
         return 0 if self.shape.topology == "pd" else engine % len(self.engines)
@@ -186,23 +194,25 @@ class Cluster:
         engine: int,
         priority: int = 0,
         name: str | None = None,
+        stop: int | None = None,
     ) -> str | None:
         """A request arrives; its name, or None when it could never run in this pool.
 
         ``name``: an id that its client used before; None: a new one.
         """
-        if not self.shape.fits(prompt.num_tokens + max_tokens) or max_tokens < 1:
+        if not self.fits(prompt, max_tokens):
             return None
         if name is None or name == self.next_name():
             name = self.next_name()
             self._clients += 1
         self.arrived.pop(name, None)  # the order of arrival counts
-        first = self.place(engine)
+        first, tokens = self.place(engine), prompt.tokens(identity)
         if self.shape.topology == "store":
-            self._add(Arrived(name, first, prompt, max_tokens, identity, priority), None)
+            self._add(Arrived(name, first, tokens, max_tokens, identity, priority, stop), None)
             return name
         decoder = 1 + engine % (len(self.engines) - 1)
-        leg = Arrived(name, first, prompt, 1, identity, priority, (decoder, max_tokens))
+        ends = 1 if stop == 1 else None  # by its only token
+        leg = Arrived(name, first, tokens, 1, identity, priority, ends, (decoder, max_tokens, stop))
         self._add(leg, self._speak("prefill", name))
         return name
 
@@ -210,14 +220,23 @@ class Cluster:
         """A request that was prefilled arrives at the engine that decodes it."""
         first = self.arrived[request]
         assert first.then is not None
-        engine, max_tokens = first.then
+        engine, max_tokens, stop = first.then
+        tokens = first.tokens
+        if self.shape.carry:
+            tokens = tuple(stream(tokens, first.identity, 1).tokens)
+            stop = max(1, stop - 1) if stop is not None else None
+        name, times = f"{request}d", 1
+        while name in self.arrived:  # the router sends it once more
+            times += 1
+            name = f"{request}d{times}"
         leg = dataclasses.replace(
-            first, name=f"{request}d", engine=engine, max_tokens=max_tokens, then=None
-        )
+            first, name=name, engine=engine, tokens=tokens, max_tokens=max_tokens,
+            stop=stop, then=None,
+        )  # fmt: skip
         self.trace.emit(
             Event(
                 Kind.FORWARDED, engine, self.engines[engine].step_number, leg.name, None,
-                {"after": request, "params": params is not None},
+                {"after": request, "params": params is not None, "tokens": tokens, "stop": stop},
             )
         )  # fmt: skip
         said = None if params is None else {**self._speak("decode", request), **params}
@@ -236,10 +255,14 @@ class Cluster:
         if leg.name in self._streams:  # of an id that comes again: its KV may be found yet
             before = self._streams.pop(leg.name)
             self._streams[f"{leg.name} of old, {len(self._streams)}"] = before
-        self._streams[leg.name] = stream(leg.prompt.tokens, leg.identity, leg.max_tokens)
+        whole = stream(leg.tokens, leg.identity, leg.max_tokens)
+        self._streams[leg.name] = whole
+        stop = None
+        if leg.stop is not None and leg.stop <= leg.max_tokens:
+            stop = whole.tokens[len(leg.tokens) + leg.stop - 1]
         self.engines[leg.engine].arrive(
-            leg.name, leg.prompt.tokens, leg.max_tokens, leg.identity,
-            priority=leg.priority, params=params,
+            leg.name, leg.tokens, leg.max_tokens, leg.identity,
+            priority=leg.priority, params=params, stop=stop,
         )  # fmt: skip
 
     def step(self, engine: int, last: bool = False) -> bool:
@@ -257,7 +280,7 @@ class Cluster:
         self.world.settle()
         ended, self.engines[engine].delivered = self.engines[engine].delivered, []
         for one in ended:
-            if self.arrived[one.request].then is not None and one.finish == "length":
+            if self.arrived[one.request].then is not None and one.finish in ("length", "stop"):
                 params = self._over_the_wire(engine, one.request, one.params)
                 self.world.route(Handover(self, one.request, params))
         return worked
@@ -336,8 +359,7 @@ class Cluster:
         """Step all engines until nothing is left to do, or nothing gets on; True: in circles."""
         legs = [self.arrived[name] for name in self.live()]
         owed = sum(
-            2 * leg.prompt.num_tokens + leg.max_tokens + (leg.then[1] if leg.then else 0)
-            for leg in legs
+            2 * len(leg.tokens) + leg.max_tokens + (leg.then[1] if leg.then else 0) for leg in legs
         )
         idle = barren = 0
         for _ in range(2 * IDLE_STEPS + STEPS_PER_TOKEN * owed):
@@ -395,14 +417,21 @@ class Cluster:
             for event in self.trace.events[seen:]
         )
 
-    def close(self) -> None:
-        """Shut down what can be shut down, and remove what the run left outside."""
+    def stop(self) -> None:
+        """Shut the engines down, whatever is under way; an exception of a hook is recorded."""
+        if self._stopped:
+            return
+        self._stopped = True
         try:
             for engine in self.engines:
                 engine.shutdown()
         except ESCAPING as error:
-            # The run has been judged; how the target goes is noted, and goes no further.
             self._log("ERROR", "kvconform", f"shutdown raised {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Shut down what was not shut down, and remove what the run left outside."""
+        try:
+            self.stop()
         finally:
             self.world.end()
             threads.end()

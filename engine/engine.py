@@ -175,11 +175,12 @@ class Engine:
         *,
         priority: int = 0,
         params: Mapping[str, Any] | None = None,
+        stop: int | None = None,
     ) -> None:
-        """A request arrives, with these ``kv_transfer_params``."""
+        """A request arrives, with these ``kv_transfer_params``; the token ``stop`` ends it."""
         request = compat.build_request(
             request_id, prompt, max_tokens, identity, self.shape.block_size,
-            priority=priority, params=params,
+            priority=priority, params=params, stop=stop,
         )  # fmt: skip
         with self._phase():
             self.scheduler.add_request(request)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvconform.scenario.identity import Identity
-from kvconform.scenario.prompt import mix64, token_of
+from kvconform.scenario.prompt import follow, mix64, token_of
 
 WORDS = 4
 """64-bit words of KV per token and head (2 * HEAD_SIZE float32)."""
@@ -36,18 +36,6 @@ def _mix(values: Words) -> Words:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
-
-
-@functools.lru_cache(maxsize=4096)
-def _seed(identity: Identity) -> int:
-    if identity == Identity():
-        return mix64(0)
-    seed = 1
-    for part in (identity.salt, identity.adapter):
-        for byte in (part or "").encode():
-            seed = mix64(seed ^ byte)
-        seed = mix64(seed ^ (256 if part is None else 257))
-    return seed
 
 
 def words_of(digests: Words, layer: int, head: int) -> Words:
@@ -88,15 +76,7 @@ class Stream:
     __slots__ = ("_heads", "_words", "digests", "identity", "tokens")
 
     def __init__(self, prompt: Sequence[int], identity: Identity, num_outputs: int) -> None:
-        tokens = list(prompt)
-        digest = _seed(identity)
-        digests = []
-        for position in range(len(prompt) + num_outputs):
-            if position == len(tokens):
-                tokens.append(token_of(digest))
-            digest = mix64(digest ^ tokens[position])
-            digests.append(digest)
-        self.tokens = tokens
+        self.tokens, digests = follow(prompt, identity, num_outputs)
         self.identity = identity
         self.digests: Words = np.array(digests, dtype=np.uint64)
         self._words: dict[tuple[int, int], Words] = {}

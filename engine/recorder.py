@@ -31,6 +31,7 @@ SCHEDULER_HOOKS = (
     "reset_cache",
     "has_pending_block_frees",
     "has_pending_push_work",
+    "shutdown",
 )
 
 WORKER_HOOKS = (
@@ -48,12 +49,13 @@ WORKER_HOOKS = (
     "get_kv_connector_kv_cache_events",
     "build_connector_worker_meta",
     "clear_connector_metadata",
+    "shutdown",
 )
 
 _SILENT = frozenset(  # called every step or layer, with nothing in them that a check asks for
     {"bind_connector_metadata", "clear_connector_metadata", "wait_for_layer_load", "save_kv_layer",
      "has_pending_block_frees", "has_pending_push_work", "take_events", "handle_preemptions",
-     "get_kv_connector_stats", "get_kv_connector_kv_cache_events", "wait_for_save"}
+     "get_kv_connector_stats", "get_kv_connector_kv_cache_events", "wait_for_save", "shutdown"}
 )  # fmt: skip
 
 
@@ -69,7 +71,9 @@ def _lookup(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:
 
 def _finished(args: tuple[Any, ...], answer: Any) -> dict[str, Any]:
     delayed = answer[0] if isinstance(answer, tuple) and answer else answer
-    return {"status": args[0].status.name, "blocks": args[1], "delayed": delayed}
+    params = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else None
+    return {"status": args[0].status.name, "blocks": args[1], "delayed": delayed,
+            "params": params is not None}  # fmt: skip
 
 
 def _told(output: Any) -> bool:

@@ -63,6 +63,7 @@ class World:
         self.pending: list[Pending] = []
         """What is held, in the order in which it was opened."""
         self._routes_held = False
+        self._routed: list[Handover] = []
 
     def begin(self, cluster: Cluster) -> None:
         """A run begins; called before any connector is built."""
@@ -73,6 +74,7 @@ class World:
 
     def route(self, handover: Handover) -> None:
         """A prefill is done; its request goes on to where it decodes, unless routes are held."""
+        self._routed.append(handover)
         if self._routes_held:
             self.pending.append(handover)
         else:
@@ -110,7 +112,24 @@ class World:
             return None
         chosen = under_way[-1 - selector % len(under_way)]
         self.pending.remove(chosen)
+        self._routed.remove(chosen)
         return chosen
+
+    def repeat(self, selector: int) -> Handover | None:
+        """The k-th most recent request between engines is sent again; which one."""
+        if not self._routed:
+            return None
+        again = self._routed[-1 - selector % len(self._routed)]
+        again.arrive()
+        return again
+
+    def drop(self, selector: int) -> str | None:
+        """The transfer that was opened k-th most recently is lost on its way; says which."""
+        return None
+
+    def forget(self, lookups: int) -> bool:
+        """Forget what the next lookups find, once they have found it."""
+        return False
 
     def cut(self, engine: int, back: bool) -> bool:
         """An engine can be reached no more, or again."""
@@ -120,8 +139,8 @@ class World:
         """Leave the next lookups unanswered."""
         return False
 
-    def fail(self, loads: int, blocks: str, rank: int | None) -> bool:
-        """Fail the next loads."""
+    def fail(self, transfers: int, blocks: str, rank: int | None, direction: str) -> bool:
+        """Fail the next loads or saves."""
         return False
 
     def calm(self) -> None:
@@ -144,3 +163,4 @@ class World:
     def end(self) -> None:
         """The run is over; let go of everything."""
         self.pending.clear()
+        self._routed.clear()

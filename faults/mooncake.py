@@ -191,14 +191,15 @@ class MooncakeWorld(TransportWorld):
                     self.move(read)
                     self.gate.settle()
 
-    def move(self, opened: Any) -> None:
+    def move(self, opened: Any, lost: bool = False) -> None:
         """The bytes of a transfer move, as far as they do not fail."""
         if not isinstance(opened, Read):
-            super().move(opened)
+            super().move(opened, lost)
             return
         read, peer = opened, self.transfer_engines.get(opened.peer)
         if (
             peer is not None
+            and not lost
             and not self._cut & {read.engine.index, peer.index}
             and read.engine.covers(read.mine, read.lengths)
             and peer.covers(read.theirs, read.lengths)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvconform.scenario.actions import Action, Fail, Reset
 from kvconform.scenario.errors import UsageError
 
 
@@ -47,11 +48,20 @@ PACKAGES: tuple[Package, ...] = (
     Package("tight-pool", "few blocks and a small store: waiting, preemption, eviction"),
     Package("fail-load", "loads fail, whole or in part", legal=False, actions=("fail",),
             orders=("fail",)),
+    Package("fail-save", "saves fail, whole or in part", legal=False, actions=("fail",),
+            orders=("fail-save",)),
+    Package("lost", "open transfers are lost: they end late, and as failed", legal=False,
+            actions=("drop",), orders=("hold", "drop")),
+    Package("forget", "the store forgets between a lookup and its load", legal=False,
+            actions=("forget",), orders=("forget",)),
+    Package("shutdown", "engines are shut down with transfers open", actions=("stop",)),
     Package("same-id", "clients use an id again, once its request is over"),
     Package("handover", "one engine prefills, others decode; requests pass between them",
             orders=("route", "dialect")),
     Package("expire", "time passes, clients go away: leases run out", actions=("tick", "lose"),
             orders=("route", "dialect")),
+    Package("repeat", "the router sends a hand-over twice", legal=False, actions=("repeat",),
+            orders=("repeat", "dialect")),
     Package("peer-gone", "an engine cannot be reached for a while", legal=False,
             actions=("cut",), orders=("cut", "dialect")),
 )  # fmt: skip
@@ -59,8 +69,21 @@ PACKAGES: tuple[Package, ...] = (
 TIGHT = 20
 """Blocks of a pool that counts as tight."""
 
-BY_ACTION = {action: p.name for p in PACKAGES for action in p.actions if action != "reset"}
-"""The package that an action belongs to; a reset's depends on how it is done."""
+_BY_ACTION = {action: p.name for p in PACKAGES for action in p.actions}
+
+
+def package_of(action: Action) -> str | None:
+    """The package that an action belongs to; None for arrivals and steps."""
+    match action:
+        case Reset(running):
+            return "preempt" if running else "reset"
+        case Fail(direction="save"):
+            return "fail-save"
+        case Fail():
+            return "fail-load"
+        case _:
+            return _BY_ACTION.get(action.do)
+
 
 NAMES: tuple[str, ...] = tuple(p.name for p in PACKAGES)
 

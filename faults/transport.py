@@ -6,8 +6,10 @@ that they would have had, and decides *when* bytes move and whether they do. Sem
 * a transfer that is not held moves its bytes at once, when it is submitted;
 * a held one stays open until it is released; releases come in any order, per rank;
 * who *waits* for a transfer lets time pass until it is done: it is released on the spot;
-* a failed load moves none of its failed blocks, and says which they are;
+* a failed load or save moves none of its failed blocks, and says which they are;
+* a transfer that is lost ends when the transport gives it up, with all its blocks failed;
 * a busy store does not answer lookups; the connector has to say ``None``;
+* a forgetful store has nothing left of what it has just found, but for what somebody holds;
 * an engine that is cut off can be read by no other, and hears nothing from them.
 
 At each move the blocks' owners are compared with those at the time the transfer was opened.
@@ -49,15 +51,19 @@ class Open(Pending):
 
 @dataclass(slots=True)
 class _Failure:
-    loads: int
+    transfers: int
     blocks: str
     rank: int | None
+    direction: str
 
 
 class TransportWorld(World):
     """Holds, releases, reorders and fails transfers, and leaves lookups unanswered."""
 
-    offers = frozenset({"route", "hold", "release", "busy", "fail", "cut"})
+    offers = frozenset(
+        {"route", "repeat", "hold", "release", "drop", "busy", "forget", "fail", "fail-save",
+         "cut"}
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +73,7 @@ class TransportWorld(World):
         self._planned: dict[str, set[bytes]] = {}
         self._offers: dict[tuple[str, int], tuple[int, Sequence[int], list[int]]] = {}
         self._busy = 0
+        self._forgetful = 0
         self._failures: list[_Failure] = []
         self._counts: dict[tuple[str, str, int], int] = {}
         self._held_there: dict[tuple[str, str], int] = {}
@@ -109,14 +116,27 @@ class TransportWorld(World):
         self._busy += lookups
         return True
 
-    def fail(self, loads: int, blocks: str, rank: int | None) -> bool:
-        assert self._cluster is not None
-        where = rank % self._cluster.shape.ranks if rank is not None else None
-        self._failures.append(_Failure(loads, blocks, where))
+    def forget(self, lookups: int) -> bool:
+        self._forgetful += lookups
         return True
 
+    def fail(self, transfers: int, blocks: str, rank: int | None, direction: str) -> bool:
+        assert self._cluster is not None
+        where = rank % self._cluster.shape.ranks if rank is not None else None
+        self._failures.append(_Failure(transfers, blocks, where, direction))
+        return True
+
+    def drop(self, selector: int) -> str | None:
+        opened = [p for p in self.pending if isinstance(p, Open)]
+        if not opened:
+            return None
+        chosen = opened[-1 - selector % len(opened)]
+        self.pending.remove(chosen)
+        self.move(chosen, lost=True)
+        return chosen.name
+
     def calm(self) -> None:
-        self._busy = 0
+        self._busy = self._forgetful = 0
         self._failures.clear()
         self._cut.clear()
         super().calm()
@@ -132,6 +152,13 @@ class TransportWorld(World):
             self._busy -= 1
             return False
         return True
+
+    def forgets(self) -> bool:
+        """Whether the store forgets what it has found just now."""
+        if self._forgetful:
+            self._forgetful -= 1
+            return True
+        return False
 
     def submit(self, transport: ObedientTransport, transfer: Any) -> None:
         """A transfer is opened."""
@@ -202,11 +229,12 @@ class TransportWorld(World):
         kind = "load" if direction == "pull" else direction
         return any(d in (kind, "any") and r in (rank, None) for d, r in self._holds)
 
-    def move(self, opened: Open) -> None:
-        """The bytes of a transfer move, as far as they do not fail."""
+    def move(self, opened: Open, lost: bool = False) -> None:
+        """The bytes of a transfer move, as far as they do not fail; none of one that is lost."""
         transport, transfer = opened.transport, opened.transfer
         stale = self._engine(transport).memory.stale(transfer.block_ids, opened.epochs)
-        failed = self._failed(transfer, transport)
+        failed = set(transfer.block_ids) if lost else self._failed(transfer, transport)
+        given = frozenset(failed)
         kept = [i for i, block in enumerate(transfer.block_ids) if block not in failed]
         source, gone = transfer.source, False
         if source is not None:
@@ -231,7 +259,8 @@ class TransportWorld(World):
         transport.done.append(replace(outcome, failed_block_ids=tuple(sorted(failed))))
         read_stale = gone and len(failed) < len(transfer.block_ids)
         self._emit(
-            Kind.MOVED, opened, stale=stale, failed=sorted(failed),
+            Kind.MOVED, opened, stale=stale if kept else [], failed=sorted(failed),
+            given=sorted(given),
             source=transfer.source and _engine_index(transfer.source.engine_id),
             read_stale=read_stale,
         )  # fmt: skip
@@ -250,16 +279,19 @@ class TransportWorld(World):
         return bool(self._cluster.engines[engine].memory.stale(blocks, epochs))
 
     def _failed(self, transfer: Any, transport: ObedientTransport) -> set[int]:
-        if transfer.direction == "save" or not transfer.block_ids:
+        if not transfer.block_ids:
             return set()
-        return set(self._chosen_to_fail(transfer.block_ids, transport.rank))
+        direction = "save" if transfer.direction == "save" else "load"
+        return set(self._chosen_to_fail(transfer.block_ids, transport.rank, direction))
 
-    def _chosen_to_fail(self, blocks: Sequence[int], rank: int) -> Sequence[int]:
-        """Those of a load's blocks that fail on this rank."""
+    def _chosen_to_fail(
+        self, blocks: Sequence[int], rank: int, direction: str = "load"
+    ) -> Sequence[int]:
+        """Those of a transfer's blocks that fail on this rank."""
         for failure in self._failures:
-            if failure.rank in (rank, None):
-                failure.loads -= 1
-                if not failure.loads:
+            if failure.rank in (rank, None) and failure.direction == direction:
+                failure.transfers -= 1
+                if not failure.transfers:
                     self._failures.remove(failure)
                 return {"all": blocks, "first": blocks[:1], "last": blocks[-1:]}[failure.blocks]
         return ()
@@ -301,7 +333,12 @@ class ObedientTransport:
 
     def lookup(self, keys: Sequence[bytes]) -> int | None:
         """Leading keys that can be loaded now; None when the store does not answer."""
-        return self.inner.lookup(keys) if self.world.answers() else None
+        if not self.world.answers():
+            return None
+        found: int | None = self.inner.lookup(keys)
+        if found and self.world.forgets():
+            self.inner.store.evict(keys[:found])
+        return found
 
     def pin(self, holder: str, keys: Sequence[bytes]) -> Any:
         """Keep keys until a load that is planned has ended."""

@@ -124,8 +124,9 @@ def action_text(action: dict[str, Any], resolved: str, effect: bool) -> str:
     prompt = action.get("prompt")
     words = [do]
     if prompt is not None:
+        answer = f"~{prompt['answer']}" if prompt.get("answer") else ""
         tail = f"+{prompt['tail']}" if prompt.get("tail") else ""
-        words.append(f"{resolved} prompt {prompt['family']}:{prompt['length']}{tail}")
+        words.append(f"{resolved} prompt {prompt['family']}:{prompt['length']}{answer}{tail}")
     elif resolved:
         words.append(resolved)
     words += [f"{k}={v}" for k, v in rest.items() if k not in ("request", "transfer", "engine")]

@@ -40,6 +40,7 @@ class Arrive(Action):
             which of those that decode.
         priority: the lower, the sooner, where the shape's policy is ``priority``.
         adapter: the LoRA adapter that it runs with, which makes its KV different too.
+        stop: a stop token ends it: this output token is one, counted from 1; None: no stop token.
         again: the client takes the id of the k-th most recent request that is over, at the engine
             where that was; None, or none is over: a new id.
     """
@@ -52,6 +53,7 @@ class Arrive(Action):
     priority: int = 0
     adapter: str | None = None
     again: int | None = None
+    stop: int | None = None
 
     @property
     def identity(self) -> Identity:
@@ -108,12 +110,32 @@ class Busy(Action):
 
 @dataclass(frozen=True, slots=True)
 class Fail(Action):
-    """The next ``loads`` load transfers fail: all their blocks, or the first or last only."""
+    """The next ``transfers`` loads, or saves, fail: all their blocks, or the first or last only."""
 
     do: ClassVar[str] = "fail"
-    loads: int = 1
+    transfers: int = 1
     blocks: Literal["all", "first", "last"] = "all"
     rank: int | None = None
+    direction: Literal["load", "save"] = "load"
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Action):
+    """The k-th most recently opened transfer is lost on its way: it ends late, and as failed."""
+
+    do: ClassVar[str] = "drop"
+    transfer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Action):
+    """The store forgets, behind each of the next ``lookups`` that find something, what was found.
+
+    That is between lookup and admission; what somebody holds there is not forgotten.
+    """
+
+    do: ClassVar[str] = "forget"
+    lookups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +170,14 @@ class Lose(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat(Action):
+    """The router sends the k-th most recent hand-over a second time: its client tries again."""
+
+    do: ClassVar[str] = "repeat"
+    handover: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Cut(Action):
     """An engine can be reached no more (``back``: again): transfers to and from it fail."""
 
@@ -156,9 +186,20 @@ class Cut(Action):
     back: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Stop(Action):
+    """The engines are shut down, whatever is under way; the run is over."""
+
+    do: ClassVar[str] = "stop"
+
+
 ACTIONS: Mapping[str, type[Action]] = {
-    cls.do: cls for cls in (Arrive, Abort, Step, Hold, Release, Busy, Fail, Reset, Tick, Lose, Cut)
-}
+    cls.do: cls
+    for cls in (
+        Arrive, Abort, Step, Hold, Release, Drop, Busy, Forget, Fail, Reset, Tick, Lose, Repeat,
+        Cut, Stop,
+    )
+}  # fmt: skip
 
 
 def action_to_json(action: Action) -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""Prompts as three numbers; their tokens are a pure function of these.
+"""Prompts as four numbers; their tokens are a pure function of these.
 
 A scenario never stores token lists. Two prompts of one family share their first
 ``min(length)`` tokens, and differ from there on when their tails differ: all that prefix caching
-and connectors can see of a prompt.
+and connectors can see of a prompt. The next turn of a chat holds the answer to the turn before,
+which depends on whose model gave it: see :func:`follow`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from kvconform.scenario.identity import Identity
 
 VOCABULARY = 500
 """Token ids lie in ``[FIRST_TOKEN, VOCABULARY)``."""
@@ -30,40 +34,81 @@ def token_of(digest: int) -> int:
     return FIRST_TOKEN + digest % (VOCABULARY - FIRST_TOKEN)
 
 
+@functools.lru_cache(maxsize=4096)
+def _seed(identity: Identity) -> int:
+    if identity == Identity():
+        return mix64(0)
+    seed = 1
+    for part in (identity.salt, identity.adapter):
+        for byte in (part or "").encode():
+            seed = mix64(seed ^ byte)
+        seed = mix64(seed ^ (256 if part is None else 257))
+    return seed
+
+
+def follow(
+    prompt: Sequence[int], identity: Identity, num_outputs: int
+) -> tuple[list[int], list[int]]:
+    """What a right engine makes of a prompt.
+
+    Returns:
+        Prompt and output tokens; and one digest per position, 64 bits: a function of identity and
+        of all tokens up to that position.
+    """
+    tokens, digests, digest = list(prompt), [], _seed(identity)
+    for position in range(len(prompt) + num_outputs):
+        if position == len(tokens):
+            tokens.append(token_of(digest))
+        digest = mix64(digest ^ tokens[position])
+        digests.append(digest)
+    return tokens, digests
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``length`` tokens of the stream of ``family``, then ``tail`` tokens of its own.
+    """``length`` tokens of the stream of ``family``, what was answered, ``tail`` tokens of its own.
 
     Attributes:
         family: prompts of one family share their stream.
         length: tokens taken from the family's stream.
-        tail: number of tokens after it, which depend on family, length and tail.
+        tail: number of tokens at the end, which depend on family, length and tail.
+        answer: number of tokens between these, which are what a right engine answers to the
+            first ``length`` ones: an earlier turn's output.
     """
 
     family: int
     length: int
     tail: int = 0
+    answer: int = 0
 
     def __post_init__(self) -> None:
-        if self.family < 0 or self.length < 0 or self.tail < 0 or self.length + self.tail < 1:
-            raise ValueError("a prompt needs non-negative family, length and tail, and one token")
+        numbers = (self.family, self.length, self.tail, self.answer)
+        if min(numbers) < 0 or self.num_tokens < 1 or (self.answer and not self.length):
+            raise ValueError(
+                "a prompt needs non-negative family, length, tail and answer, and one token; an "
+                "answer needs a length"
+            )
 
     @property
     def num_tokens(self) -> int:
         """Tokens in the prompt."""
-        return self.length + self.tail
+        return self.length + self.answer + self.tail
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The prompt's token ids."""
-        return _tokens(self.family, self.length, self.tail)
+    def tokens(self, identity: Identity = Identity()) -> tuple[int, ...]:  # noqa: B008 (frozen)
+        """The prompt's token ids, for a request of this identity."""
+        return _tokens(self, identity if self.answer else Identity())
 
     def __str__(self) -> str:
-        return f"f{self.family}:{self.length}" + (f"+{self.tail}" if self.tail else "")
+        return f"f{self.family}:{self.length}" + "".join(
+            f"{sign}{count}" for sign, count in (("~", self.answer), ("+", self.tail)) if count
+        )
 
 
 @functools.lru_cache(maxsize=4096)
-def _tokens(family: int, length: int, tail: int) -> tuple[int, ...]:
+def _tokens(prompt: Prompt, identity: Identity) -> tuple[int, ...]:
+    family, length, tail = prompt.family, prompt.length, prompt.tail
     stream = [token_of(mix64((family << 20) | position)) for position in range(length)]
+    if prompt.answer:
+        stream, _ = follow(stream, identity, prompt.answer)
     seed = mix64((family << 40) | (length << 20) | tail)
     return tuple(stream + [token_of(mix64(seed + position)) for position in range(tail)])

@@ -30,6 +30,7 @@ class Shape:
             that of vLLM's model runner ``v1`` or ``v2``.
         prefix_caching: whether vLLM's own prefix cache is on.
         load_failure_policy: vLLM's ``kv_load_failure_policy``.
+        carry: the router appends the first output token to the prompt that it hands over.
         window: 0, or the width in tokens of a second KV group with sliding-window attention (only
             for connectors that support several groups).
     """
@@ -49,6 +50,7 @@ class Shape:
     runner: Literal["v1", "v2"] = "v1"
     prefix_caching: bool = True
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    carry: bool = False
     window: int = 0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,9 @@
-"""KVC-403, KVC-603: what one engine keeps for another."""
+"""KVC-307, KVC-403, KVC-603: what one engine keeps for another."""
 
 from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
+from kvconform.conformance.ledger import BY_ITSELF
 from kvconform.scenario.trace import Event
 
 
@@ -73,4 +74,29 @@ class LeasesRunOut(Check):
             )
 
 
-CHECKS = (GivenBack, LeasesRunOut)
+class HandsOver(Check):
+    """KVC-307."""
+
+    rule = "KVC-307"
+
+    def on_hook(self, event: Event) -> None:
+        data = event.data
+        if not data["name"].startswith("request_finished"):
+            return
+        facts = self.ledger.requests[event.request or ""]
+        # Until 0.23 a preempted request may end, without blocks, with a token that was under way.
+        if not facts.prefills or data["status"] not in BY_ITSELF or not any(data["blocks"]):
+            return
+        self.reached += 1
+        if not data["params"]:
+            self.fail(
+                event,
+                data["status"],
+                expected=f"kv_transfer_params of {facts.name}, which was to be prefilled",
+                got=f"None, after {data['status']}",
+                why="the engine that decodes computes everything anew",
+                where="request_finished",
+            )
+
+
+CHECKS = (HandsOver, GivenBack, LeasesRunOut)

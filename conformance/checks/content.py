@@ -117,4 +117,31 @@ class Partitioning(Check):
             self.reached += facts.foreign >= self.ledger.shape.block_size > facts.known
 
 
-CHECKS = (Content, OnlyPromisedBlocks, Partitioning)
+class FoundAgain(Check):
+    """KVC-505."""
+
+    rule = "KVC-505"
+
+    def on_hook(self, event: Event) -> None:
+        data = event.data
+        if data["name"] != "get_num_new_matched_tokens" or event.request is None:
+            return
+        size, answer, local = self.ledger.shape.block_size, data["answer"], data["local"]
+        facts = self.ledger.requests[event.request]
+        if facts.load_failed or local % size or not isinstance(answer, tuple):
+            return
+        kept = min(self.ledger.kept_tokens(facts), (data["total"] - 1) // size * size)
+        if kept <= local or not isinstance(answer[0], int):
+            return
+        self.reached += 1
+        if local + answer[0] < kept:
+            self.fail(
+                event, "not found", where="get_num_new_matched_tokens",
+                expected=f"{kept} tokens of {facts.name}, local ones included: requests with these "
+                "tokens have ended, and nothing is being saved any more",
+                got=f"{answer[0]} beyond {local} local ones",
+                why="a cache that does not hit costs room and time, and nobody notices",
+            )  # fmt: skip
+
+
+CHECKS = (FoundAgain, Content, OnlyPromisedBlocks, Partitioning)

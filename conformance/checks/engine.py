@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
+from kvconform.conformance.ledger import BY_ITSELF
 from kvconform.scenario.trace import Event
 
 _LOOKUP = "get_num_new_matched_tokens"
@@ -99,7 +100,7 @@ class EndsInOrder(Check):
         if not event.data["name"].startswith("request_finished"):
             return
         facts = self.ledger.requests[event.request or ""]
-        if facts.loading and event.data["status"] in _BY_ITSELF:
+        if facts.loading and event.data["status"] in BY_ITSELF:
             self.fail(
                 event, "ends while it is loading", where="update_from_output",
                 expected=f"no token of {facts.name}, which waits for remote KV",
@@ -107,10 +108,6 @@ class EndsInOrder(Check):
                 why="a token of a step before its preemption ends it; its blocks are freed while "
                 "they are written",
             )  # fmt: skip
-
-
-_BY_ITSELF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
-"""How requests end by what they have computed."""
 
 
 class CommonBlocks(Check):
@@ -165,20 +162,14 @@ class OutputFollows(Check):
 
     rule = "VLL-202"
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.expected: dict[str, list[int]] = {}
-
-    def on_action(self, event: Event) -> None:
-        self.expected.pop(event.request or "", None)  # an id may come again
-
     def on_tokens(self, event: Event) -> None:
         assert event.request is not None
         facts = self.ledger.requests[event.request]
         self.reached += 1
         got = facts.delivered + event.data["tokens"]
-        want = self.expected_output(event.request)[: len(got)]
-        ended = event.data["finish"] == "length" and len(got) < facts.max_tokens
+        whole = list(facts.output)
+        want = whole[: len(got)]
+        ended = event.data["finish"] in ("length", "stop") and len(got) < len(whole)
         if got != want or ended:
             index = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b),
                          len(got))  # fmt: skip
@@ -190,16 +181,6 @@ class OutputFollows(Check):
                 "read was right, or had been reported as failed",
                 why="the client gets wrong tokens, without an error",
             )  # fmt: skip
-
-    def expected_output(self, name: str) -> list[int]:
-        """The tokens that the request must produce, from the facts that the ledger holds."""
-        from kvconform.engine.oracle import stream  # needs numpy: not at import
-
-        if name not in self.expected:
-            facts = self.ledger.requests[name]
-            whole = stream(facts.prompt.tokens, facts.identity, facts.max_tokens).tokens
-            self.expected[name] = whole[facts.prompt.num_tokens :]
-        return self.expected[name]
 
 
 class OneOfAnId(Check):

@@ -8,9 +8,10 @@ from kvconform.scenario.violation import Side
 
 
 class NoExceptionEscapes(Check):
-    """KVC-010."""
+    """KVC-010; what is raised at the very end is KVC-802."""
 
     rule = "KVC-010"
+    also = ("KVC-802",)
 
     def on_scheduled(self, event: Event) -> None:
         if self.ledger.faults and self.ledger.alive():
@@ -19,13 +20,17 @@ class NoExceptionEscapes(Check):
     def on_raised(self, event: Event) -> None:
         data = event.data
         side: Side = "worker half" if data["half"] == "worker half" else "scheduler half"
+        last = data["name"] == "shutdown"
         self.fail(
             event,
             f"{data['error']} in {data['name']}",
+            rule="KVC-802" if last else None,
             expected=f"{data['name']} returns",
             got=f"{data['error']}: {data['message']} ({data['where']}, line {data['line']}: "
             f"{data['source']})",
-            why="the exception leaves the hook, and the engine core dies with every request on it",
+            why="the other half is not shut down, and what it holds outside stays"
+            if last
+            else "the exception leaves the hook, and the engine core dies with every request on it",
             where=data["where"],
             side=side,
         )
@@ -54,4 +59,14 @@ class Answers(Check):
         )
 
 
-CHECKS = (NoExceptionEscapes, Answers)
+class ShutsDown(Check):
+    """KVC-802: counts its provocation; the evidence comes to :class:`NoExceptionEscapes`."""
+
+    rule = "KVC-802"
+
+    def on_action(self, event: Event) -> None:
+        action = event.data["action"]["do"]
+        self.reached += action == "stop" and bool(self.ledger.open_requests())
+
+
+CHECKS = (ShutsDown, NoExceptionEscapes, Answers)

@@ -59,7 +59,7 @@ class NotTooMuch(_LookupCheck):
     def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         total, local = event.data["total"], event.data["local"]
         known = max(facts.known, facts.foreign)
-        if known and known > facts.prompt.num_tokens - self.ledger.shape.block_size:
+        if known and known > len(facts.tokens) - self.ledger.shape.block_size:
             self.reached += 1
         if promised is None or promised <= 0:
             return

@@ -128,4 +128,26 @@ class ReadsOwnBlocks(Check):
             )  # fmt: skip
 
 
-CHECKS = (StartedOnce, NothingForTheGone, ReportedWhenDone, ReadsOwnBlocks)
+class PromisesHold(Check):
+    """KVC-108."""
+
+    rule = "KVC-108"
+    _outside = ("forget", "expire", "peer-gone", "repeat", "reset")
+    """After these a load may fail that nobody told to."""
+
+    def on_moved(self, event: Event) -> None:
+        data = event.data
+        if _kind(data["direction"]) != "load" or not data["blocks"]:
+            return
+        self.reached += data["opened"] != event.step or data["direction"] == "pull"
+        missing = sorted(set(data["failed"]) - set(data.get("given", data["failed"])))
+        if missing and not any(self.ledger.faults[name] for name in self._outside):
+            self.fail(
+                event, f"{data['direction']} of what is not there", where="transport",
+                expected=f"what {event.request} was promised, in block {missing[0]} too",
+                got="nothing: it is not there, or not any more, and nothing outside has failed",
+                why="the load fails and is computed after all, or its request fails",
+            )  # fmt: skip
+
+
+CHECKS = (PromisesHold, StartedOnce, NothingForTheGone, ReportedWhenDone, ReadsOwnBlocks)

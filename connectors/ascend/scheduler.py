@@ -120,6 +120,8 @@ class SchedulerHalf:
             # All of the prompt is there. vLLM computes its last token again in any case, so that
             # one alone is not worth a transfer.
             there = min(remote["remote_num_tokens"], request.num_tokens)
+            if there < request.num_tokens:  # its router put more behind it: whole blocks (SCH-06)
+                there -= there % self.settings.block_size
             wanted = num_computed_tokens < min(there, request.num_tokens - 1)
             life.pulls = life.in_background = wanted
             return (there - num_computed_tokens if wanted else 0), wanted

@@ -182,6 +182,14 @@ class HostStore:
         with self._lock:
             self._release(holder)
 
+    def evict(self, keys: Sequence[bytes]) -> None:
+        """Forget what nobody has pinned of these, as a store does that others fill as well."""
+        with self._lock:
+            for key in keys:
+                entry = self._committed.get(key)
+                if entry is not None and not entry.pins:
+                    del self._committed[key]
+
     def clear(self) -> None:
         """Forget everything: nothing saved, or being saved, before now is ever found again.
 

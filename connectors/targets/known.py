@@ -33,7 +33,7 @@ def _zoo(mutant: Mutant) -> Target:
         title=mutant.says,
         shape=mutant.shape,
         dialect=_DIALECT,
-        features=("pp",),
+        features=("pp", "carry", "keeps"),
         since="0.18.0",
         until="0.33.0",
     )
@@ -98,7 +98,7 @@ KNOWN: tuple[Target, ...] = (
         world="transport",
         title="the reference connector: a store in host memory, and prefill and decode apart",
         dialect=_DIALECT,
-        features=("pp",),
+        features=("pp", "carry", "keeps"),
         since="0.18.0",
         until="0.33.0",
     ),

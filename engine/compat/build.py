@@ -136,12 +136,18 @@ def build_request(
     *,
     priority: int = 0,
     params: Mapping[str, Any] | None = None,
+    stop: int | None = None,
 ) -> Request:
-    """A request as the front end would make it: greedy, no stop token.
+    """A request as the front end would make it: greedy, ended by the token ``stop``.
 
     ``params`` are its ``kv_transfer_params``.
     """
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        temperature=0.0,
+        stop_token_ids=None if stop is None else [stop],
+    )
     if params is not None:
         sampling.extra_args = {"kv_transfer_params": dict(params)}
     return Request(

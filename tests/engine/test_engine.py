@@ -149,7 +149,7 @@ def test_pairs_of_k_and_v_hold_the_same_kv_as_whole_tensors(tp: int) -> None:
 
 
 def test_a_loaded_block_that_vllm_gives_to_another_is_no_fault_of_the_connectors() -> None:
-    loaded, reader = (stream(Prompt(0, 16).tokens, Identity(salt), 1) for salt in ("a", "b"))
+    loaded, reader = (stream(Prompt(0, 16).tokens(), Identity(salt), 1) for salt in ("a", "b"))
     memory = Memory(0, Shape(), 2)
     memory.promise(Promise("r0", 0, 16, is_async=True, blocks=(1,)))
     actual = tuple(int(word) for word in loaded.words(0, 0)[3])

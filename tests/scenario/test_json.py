@@ -55,16 +55,16 @@ def test_bad_json_gets_one_sentence(data: Any, says: str) -> None:
 
 
 def test_prompts_of_a_family_share_their_stream() -> None:
-    short, long = Prompt(3, 20).tokens, Prompt(3, 40).tokens
+    short, long = Prompt(3, 20).tokens(), Prompt(3, 40).tokens()
     assert long[:20] == short
-    assert Prompt(4, 20).tokens != short
-    assert Prompt(3, 20, 5).tokens[:20] == short
-    assert Prompt(3, 20, 5).tokens[20:] != long[20:25]
-    assert len(Prompt(3, 20, 5).tokens) == Prompt(3, 20, 5).num_tokens == 25
+    assert Prompt(4, 20).tokens() != short
+    assert Prompt(3, 20, 5).tokens()[:20] == short
+    assert Prompt(3, 20, 5).tokens()[20:] != long[20:25]
+    assert len(Prompt(3, 20, 5).tokens()) == Prompt(3, 20, 5).num_tokens == 25
 
 
 def test_tokens_lie_in_the_vocabulary() -> None:
-    assert all(FIRST_TOKEN <= t < VOCABULARY for t in Prompt(7, 500, 500).tokens)
+    assert all(FIRST_TOKEN <= t < VOCABULARY for t in Prompt(7, 500, 500).tokens())
 
 
 def test_a_violation_survives_json() -> None:
