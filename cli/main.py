@@ -103,8 +103,8 @@ def parser() -> argparse.ArgumentParser:
         "--json", metavar="FILE", help="keep the results; a file that is there is gone on with"
     )
 
-    explain = commands.add_parser("explain", help="explain a rule")
-    explain.add_argument("rule", metavar="RULE", help="such as KVC-302")
+    explain = commands.add_parser("explain", help="explain a rule, or what is owed")
+    explain.add_argument("rule", metavar="RULE", help="such as KVC-302, or SCH-04")
 
     listing = commands.add_parser("list", help="list what there is")
     listing.add_argument("what", choices=("rules", "faults", "profiles", "targets", "mutants"))

@@ -10,7 +10,10 @@ from typing import Any
 from kvconform.conformance.invariants import BY_ID as INVARIANT
 from kvconform.conformance.invariants import INVARIANTS
 from kvconform.conformance.profiles import PROFILES
-from kvconform.conformance.rules import RULES, find, rule_data
+from kvconform.conformance.rules import RULES, rule_data
+from kvconform.conformance.rules import find as find_rule
+from kvconform.conformance.statements import STATEMENTS, is_statement_id, statement_data
+from kvconform.conformance.statements import find as find_statement
 from kvconform.connectors.targets.known import KNOWN
 from kvconform.connectors.zoo.catalogue import MUTANTS
 from kvconform.faults.packages import PACKAGES
@@ -29,6 +32,7 @@ def rules_page() -> str:
         [rule_data(rule) for rule in RULES],
         noticed,
         [dataclasses.asdict(invariant) for invariant in INVARIANTS],
+        [statement_data(statement) for statement in STATEMENTS],
     )
 
 
@@ -63,14 +67,24 @@ def listing(what: str, *, as_json: bool, markdown: bool = False) -> int:
     return 0
 
 
-def explain(rule_id: str) -> int:
-    """Explain a rule.
+def explain(some_id: str) -> int:
+    """Explain a rule, or a statement of the contract.
 
     Raises:
         UsageError: there is none of that id.
     """
-    rule = find(rule_id)
-    fields = {
+    if is_statement_id(some_id.upper()):
+        statement = find_statement(some_id)
+        judged = [f"{rule} {find_rule(rule).title}" for rule in statement.rules]
+        facts = {
+            "owed by": statement.owed_by,
+            "judged by": "; ".join(judged),
+            "but" if judged else "why not": statement.why_not,
+        }
+        _explain(statement.id, statement.text, facts)
+        return 0
+    rule = find_rule(some_id)
+    facts = {
         "owes it": rule.side,
         "level": rule.level,
         "provoked": rule.provoked,
@@ -79,14 +93,20 @@ def explain(rule_id: str) -> int:
         "source": rule.source,
         "since": f"vLLM {rule.since}" + (f" to {rule.until}" if rule.until else ""),
         "incidents": ", ".join(rule.incidents),
+        "judges": ", ".join(s.id for s in STATEMENTS if rule.id in s.rules),
         "help": rule.help,
     }
-    print(f"{rule.id}  {rule.title}\n")
-    print(textwrap.fill(rule.text, 96, initial_indent="  ", subsequent_indent="  "))
-    print()
-    for name, text in fields.items():
-        if text:
-            print(
-                textwrap.fill(text, 96, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
-            )
+    _explain(f"{rule.id}  {rule.title}", rule.text, facts)
     return 0
+
+
+def _explain(head: str, text: str, facts: dict[str, str]) -> None:
+    """Print what has to hold, and the facts that are known about it."""
+    print(f"{head}\n")
+    print(textwrap.fill(text, 96, initial_indent="  ", subsequent_indent="  "))
+    print()
+    for name, fact in facts.items():
+        if fact:
+            print(
+                textwrap.fill(fact, 96, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
+            )

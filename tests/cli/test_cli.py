@@ -86,6 +86,7 @@ BAD_INPUT = [
     (["dance"], "invalid choice: 'dance'"),
     (["explain", "KVC-999"], "There is no rule 'KVC-999'"),
     (["explain", "nonsense"], "looks like KVC-302"),
+    (["explain", "SCH-99"], "There is no statement 'SCH-99'"),
     (["replay", "nonsense"], "There is no crash file 'nonsense'"),
     (["replay", "missing.json"], "Cannot read missing.json"),
     (["replay", "broken.json"], "is not JSON"),
@@ -265,6 +266,13 @@ def test_explain_shows_what_the_catalogue_says(capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "only finished or waiting requests are received" in text
     assert "_update_from_kv_xfer_finished" in text
+
+
+def test_explain_knows_statements(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "sch-04"]) == 0
+    assert "KVC-105 a lookup can be repeated" in capsys.readouterr().out
+    assert main(["explain", "DAT-09"]) == 0
+    assert "why not" in capsys.readouterr().out
 
 
 def test_doctor_is_ready(tmp_path: Path) -> None:
