@@ -316,6 +316,11 @@ class Moves:
         return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
 
     def _fail_load(self) -> Move:
+        if "full-hit" in self.packages and not self.draw(st.integers(0, 3)):
+            # A store that goes on failing: it is asked again and again, or not.
+            *before, again = self._outside_again((Fail(1000, "first"),))
+            assert isinstance(again, Arrive)
+            return (*before, again, *self._through(again, 12))
         fail = Fail(
             self.draw(st.integers(1, 2)),
             self.draw(st.sampled_from(("all", "first", "last"))),

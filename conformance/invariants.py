@@ -40,7 +40,7 @@ INVARIANTS: tuple[Invariant, ...] = (
               ("KVC-206", "KVC-301", "KVC-303", "KVC-304", "KVC-306", "KVC-401")),
     Invariant("I05", "in the end all blocks are free, and no request is left", ("KVC-402",),
               ("KVC-304", "KVC-603", "KVC-701", "VLL-701")),
-    Invariant("I06", "somebody gets on", ("KVC-701", "KVC-106", "VLL-701"),
+    Invariant("I06", "somebody gets on", ("KVC-701", "KVC-702", "KVC-106", "KVC-109", "VLL-701"),
               ("KVC-304", "KVC-402", "KVC-010")),
     Invariant("I07", "blocks of an open transfer are nobody else's",
               ("KVC-206", "KVC-306", "KVC-401", "VLL-401"), (*_CONTENT, "KVC-305", "KVC-407")),
@@ -77,7 +77,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     Invariant("I23", "keys cover all that makes KV different", ("KVC-504",),
               ("KVC-301", "KVC-501")),
     Invariant("I24", "statistics and events are well formed", ()),
-    Invariant("I25", "the engine goes on while a completion is owed", ("VLL-702",),
+    Invariant("I25", "the engine goes on while a completion is owed", ("VLL-702", "KVC-702"),
               ("KVC-402", "KVC-701")),
     Invariant("I26", "transfers keep their order with writes", ("KVC-401", "KVC-501"),
               ("KVC-306", "KVC-404")),
@@ -99,6 +99,7 @@ INVARIANTS: tuple[Invariant, ...] = (
               ("KVC-010", "KVC-501", "KVC-305")),
     Invariant("I38", "what is stored is not stored again", ()),
     Invariant("I39", "shared blocks are not written", ("KVC-404",), ("KVC-401", "KVC-501")),
+    Invariant("I40", "an engine can be shut down at any time", ("KVC-802",)),
 )  # fmt: skip
 
 BY_ID = {invariant.id: invariant for invariant in INVARIANTS}

@@ -142,6 +142,7 @@ class Ledger:
         self._to_keep: list[Facts] = []
         self._stored = 0  # blocks since then, at most
         self._connector_event = False
+        self._forgets = False
         self._computed: dict[str, int] = {}
         self._asked: dict[str, int] = {}
         self._prefixes = Prefixes()
@@ -333,9 +334,15 @@ class Ledger:
     def _reset(self, event: Event) -> None:
         self.world_version += 1
 
+    def _forgot(self, event: Event) -> None:
+        self._forgets = True
+
     # -- after the checks -------------------------------------------------------------------------
 
     def _after_hook(self, event: Event) -> None:
+        # The lookup in which it was forgotten could say so, and the next one has to.
+        self.world_version += self._forgets
+        self._forgets = False
         if event.data["name"] in ("request_finished", "request_finished_all_groups"):
             assert event.request is not None
             facts = self.requests[event.request]

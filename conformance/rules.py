@@ -247,6 +247,17 @@ RULES: tuple[Rule, ...] = (
         help="Keep what was promised from the admission to the end of its load, once for each "
         "load; remember that a hand-over was taken.",
     ),
+    Rule(
+        "KVC-109", "what goes on failing is not promised for ever",
+        "A request whose load has failed is not promised a load more than six times in a row "
+        "without a token in between.",
+        _S, "a lookup of a request whose load has failed, and which has no token yet",
+        packages=FAILING, features=frozenset({"load-failure", "orders"}), level="should",
+        source="v1/core/sched/scheduler.py _handle_invalid_blocks: a request whose first block "
+        "failed is looked up again in the next step, without a limit",
+        incidents=("B-021", "B-128"),
+        help="Remember that a load of this request failed, and promise nothing from then on.",
+    ),
     # -- 2xx metadata -----------------------------------------------------------------------------
     Rule(
         "KVC-201", "metadata is built every step and pickles",
@@ -536,6 +547,16 @@ RULES: tuple[Rule, ...] = (
         source="v1/core/sched/scheduler.py _handle_blocked_waiting_request: waits without a limit",
         incidents=("B-021", "B-128", "B-155"),
         help="Report finished_recving for every asynchronous promise, also when it failed.",
+    ),
+    Rule(
+        "KVC-702", "what is pending ends",
+        "has_pending_block_frees and has_pending_push_work answer False when nothing is under way "
+        "any more.",
+        _S, "a drain after transfers were held open",
+        packages=LATE, features=_ORDERS, since="0.27.1",
+        source="v1/core/sched/scheduler.py schedule: nobody is preempted while block frees are "
+        "pending; has_requests: the loop goes on while pushes are",
+        help="Derive the answer from the transfers that are open, not from a flag of its own.",
     ),
     # -- 8xx composition --------------------------------------------------------------------------
     Rule(

@@ -68,9 +68,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "SCH-05",
         "What is promised can be loaded now, and a promise whose load has failed is not made again "
         "for ever: vLLM asks again at once, without a limit.",
-        _C, ("KVC-501", "KVC-601"),
-        "The second half is not judged yet: failures end with the drain; it takes a store that "
-        "goes on failing, and a bound on the loads of one request.",
+        _C, ("KVC-501", "KVC-601", "KVC-108", "KVC-109"),
     ),
     Statement(
         "SCH-06",
@@ -98,8 +96,6 @@ STATEMENTS: tuple[Statement, ...] = (
         "SCH-09",
         "With 0 external tokens nothing is loaded, whatever blocks are given.",
         _C, ("KVC-205", "KVC-404"),
-        "Not judged yet where only blocks are loaded again that had failed: it takes a look at the "
-        "last admission when a load begins.",
     ),
     Statement(
         "SCH-10",
@@ -201,9 +197,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "SCH-25",
         "has_pending_block_frees and has_pending_push_work become False in the end: while the one "
         "is True vLLM preempts nobody, while the other is it does not rest.",
-        _C, (),
-        "Not judged yet: what these hooks answer is not recorded. It takes their last answers at "
-        "the end of a drain.",
+        _C, ("KVC-702",),
     ),
     Statement(
         "SCH-26",
@@ -249,8 +243,8 @@ STATEMENTS: tuple[Statement, ...] = (
         "Only requests whose request_finished answered True are sent, once, and not before the "
         "worker half was told of their end.",
         _C, ("KVC-305", "KVC-303"),
-        "A rank that reports too early is not judged yet, unless all ranks do: it takes a look at "
-        "the finished requests of the step when a rank reports.",
+        "That the worker half was told before it reports is not judged, only that the request had "
+        "ended.",
     ),
     Statement(
         "WRK-04",

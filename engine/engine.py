@@ -598,6 +598,9 @@ class Engine:
         for group, single in enumerate(manager.coordinator.single_type_managers):
             for name in single.req_to_blocks:
                 self.left(f"block table of group {group}", name, "still there")
+        for hook, pending in self._recorder.pending.items():
+            if pending:
+                self.left("pending", None, hook)
         if self._aggregator is not None:
             for name, what in compat.awaited(self._aggregator).items():
                 self.left("aggregator", name, what)

@@ -34,6 +34,9 @@ SCHEDULER_HOOKS = (
     "shutdown",
 )
 
+PENDING = ("has_pending_block_frees", "has_pending_push_work")
+"""What keeps an engine from preempting, and from resting."""
+
 WORKER_HOOKS = (
     "register_kv_caches",
     "handle_preemptions",
@@ -118,6 +121,7 @@ _ANSWERS: dict[str, Callable[[Any], str | None]] = {
 _KEEP: dict[str, Callable[[tuple[Any, ...], Any], dict[str, Any]]] = {
     "get_num_new_matched_tokens": _lookup,
     "update_state_after_alloc": lambda args, _: {"blocks": _ids(args[1]), "external": args[2]},
+    "build_connector_meta": lambda _, answer: {"none": answer is None},
     "request_finished": _finished,
     "request_finished_all_groups": _finished,
     "reset_cache": lambda _, answer: {"answer": answer},
@@ -147,6 +151,7 @@ class Recorder:
     Attributes:
         step: the engine's step, set by the engine.
         raised: the exception that last escaped a hook.
+        pending: what the hooks of :data:`PENDING` answered last.
     """
 
     def __init__(
@@ -158,6 +163,7 @@ class Recorder:
         self._folder = folder
         self.step = 0
         self.raised: BaseException | None = None
+        self.pending: dict[str, bool] = {}
         self._depth: dict[int, int] = {}
         self._driver = threading.get_ident()
 
@@ -247,6 +253,8 @@ class Recorder:
                 raise
             finally:
                 depth[key] -= 1
+            if name in PENDING:
+                self.pending[name] = bool(answer)
             if not objected(answer) and not silent:
                 self.trace.emit(
                     Event(
@@ -289,6 +297,7 @@ class Recorder:
             "where": f"{module}:{function}",
             "line": line,
             "source": source,
+            "target": bool(mine),
         }
 
 

@@ -160,6 +160,13 @@ class TransportWorld(World):
             return True
         return False
 
+    def forgot(self, transport: ObedientTransport, blocks: int) -> None:
+        """The store has lost so many blocks, but for those that somebody holds."""
+        engine = self._engine(transport)
+        engine.trace.emit(
+            Event(Kind.FORGOT, engine.index, engine.step_number, data={"blocks": blocks})
+        )
+
     def submit(self, transport: ObedientTransport, transfer: Any) -> None:
         """A transfer is opened."""
         engine = self._engine(transport)
@@ -338,6 +345,7 @@ class ObedientTransport:
         found: int | None = self.inner.lookup(keys)
         if found and self.world.forgets():
             self.inner.store.evict(keys[:found])
+            self.world.forgot(self, found)
         return found
 
     def pin(self, holder: str, keys: Sequence[bytes]) -> Any:

@@ -110,6 +110,8 @@ def saying(event: Event) -> str:
             return f"{event.request} reads wrong KV at {data['position']}"
         case Kind.BROKE:
             return f"vLLM raises {data['error']}: {data['source']}"
+        case Kind.FORGOT:
+            return f"the store forgets {data['blocks']} block(s)"
         case Kind.RESET:
             return f"reset {'done' if data['ok'] else 'refused'}"
         case Kind.LEFT:

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     WIRE = "wire"  # problem, detail: metadata did not survive the way to the workers unchanged
     BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook
     RESET = "reset"  # running, connector, ok
+    FORGOT = "forgot"  # blocks: how many the store has lost that a lookup had just found
     FORWARDED = "forwarded"  # after, params: a prefilled request goes on to its decoder
     IDLE = "idle"  # held: nothing happens any more by itself; from now on time passes
     DRAIN = "drain"  # pending: the drain begins

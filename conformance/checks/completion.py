@@ -169,7 +169,14 @@ class SendPairing(Check):
         if event.data["name"].startswith("request_finished"):
             self.reached += bool(self.ledger.held or self.ledger.faults["abort"])
 
+    def on_ran(self, event: Event) -> None:
+        self._not_before_their_end(event)  # one rank alone may be too early
+
     def on_output(self, event: Event) -> None:
+        self._not_before_their_end(event)
+        self._only_when_delayed(event)
+
+    def _not_before_their_end(self, event: Event) -> None:
         for name in sorted(event.data["sending"]):
             facts = self.ledger.requests.get(name)
             if facts is None or facts.status is None:
@@ -182,7 +189,13 @@ class SendPairing(Check):
                     why="vLLM's scheduler asserts when it frees the blocks", where=_SENDING,
                     request=name,
                 )  # fmt: skip
-            elif not facts.delayed:
+
+    def _only_when_delayed(self, event: Event) -> None:
+        for name in sorted(event.data["sending"]):
+            facts = self.ledger.requests.get(name)
+            if facts is None or facts.status is None or not facts.ended:
+                continue
+            if not facts.delayed:
                 self.fail(
                     event, "not delayed",
                     expected=f"no send of {name}: request_finished answered False",

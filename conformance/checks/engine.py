@@ -42,7 +42,7 @@ class Raises(Check):
     """VLL-001, or the rule that one of vLLM's asserts guards."""
 
     rule = "VLL-001"
-    also = ("VLL-202", *sorted({rule for _, _, rule, _ in _ASSERTS}))
+    also = ("VLL-202", "KVC-010", *sorted({rule for _, _, rule, _ in _ASSERTS}))
 
     def on_scheduled(self, event: Event) -> None:
         self.reached += 1
@@ -54,6 +54,14 @@ class Raises(Check):
                 event, _BEYOND[data["error"]], rule="VLL-202", where="schedule",
                 expected="only requests, tokens and blocks that the workers have",
                 got=data["message"], why="what the scheduler counts is not what it has said",
+            )  # fmt: skip
+            return
+        if data["target"]:  # outside a hook: an object that the target has handed to vLLM
+            self.fail(
+                event, data["error"], rule="KVC-010", where=data["where"], side="worker half",
+                expected="what a hook has handed to vLLM can be used",
+                got=f"{data['error']}: {data['message']} ({data['where']}, line {data['line']}: "
+                f"{data['source']})", why="the engine core dies with every request on it",
             )  # fmt: skip
             return
         text = f"{data['error']} {data['message']}".strip()

@@ -48,6 +48,13 @@ class Pickles(_WireCheck):
     expected = "metadata that can be sent to the workers"
     why = "multi-process executors pickle it: the step cannot be dispatched"
 
+    def on_hook(self, event: Event) -> None:
+        if event.data["name"] == "build_connector_meta" and event.data["none"]:
+            self.fail(
+                event, "none", expected=self.expected, got="None", where="build_connector_meta",
+                why="vLLM's worker asserts, and the engine core dies",
+            )  # fmt: skip
+
 
 class DoesNotAlias(_WireCheck):
     """KVC-202."""

@@ -1,6 +1,8 @@
-"""KVC-7xx: with faults off, everything goes on."""
+"""KVC-7xx, KVC-109: with faults off, everything goes on, and some of it before."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from kvconform.conformance.checks.base import Check
 from kvconform.conformance.ledger import LOADING
@@ -34,4 +36,69 @@ class LoadsEnd(Check):
             )
 
 
-CHECKS = (LoadsEnd,)
+class PendingEnds(Check):
+    """KVC-702."""
+
+    rule = "KVC-702"
+
+    def on_drain(self, event: Event) -> None:
+        self.reached += self.ledger.held
+
+    def on_left(self, event: Event) -> None:
+        if event.data["what"] == "pending":
+            hook = event.data["detail"]
+            self.fail(
+                event,
+                "pending for ever",
+                expected=f"{hook} answers False when nothing is under way any more",
+                got="True at the end of the drain",
+                why="the engine preempts nobody and waits for blocks"
+                if "block" in hook
+                else "the engine's loop never rests",
+                where=hook,
+            )
+
+
+class DoesNotInsist(Check):
+    """KVC-109."""
+
+    rule = "KVC-109"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._loads: Counter[str] = Counter()
+
+    def on_tokens(self, event: Event) -> None:
+        self._loads.pop(event.request or "", None)
+
+    def on_status(self, event: Event) -> None:
+        if event.data["new"] in (None, "PREEMPTED"):
+            self._loads.pop(event.request or "", None)
+
+    def on_hook(self, event: Event) -> None:
+        if event.data["name"] == "get_num_new_matched_tokens" and event.request:
+            facts = self.ledger.requests[event.request]
+            self.reached += facts.load_failed and not facts.delivered
+
+    def on_admitted(self, event: Event) -> None:
+        facts = self.ledger.requests[event.request or ""]
+        if not event.data["external"] or not facts.load_failed:
+            return
+        self._loads[facts.name] += 1
+        if self._loads[facts.name] > INSISTS:
+            self.fail(
+                event,
+                "promised over and over",
+                expected=f"{facts.name} is computed when its load goes on failing",
+                got=f"load number {self._loads[facts.name]} since the first one failed, and no "
+                "token in between",
+                why="vLLM asks again at once and without a limit: the request never gets on, and "
+                "its blocks are kept from others",
+                where="get_num_new_matched_tokens",
+            )
+
+
+INSISTS = 6
+"""Loads in a row that may fail."""
+
+CHECKS = (LoadsEnd, PendingEnds, DoesNotInsist)

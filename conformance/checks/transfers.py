@@ -22,8 +22,10 @@ class StartedOnce(Check):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._started: defaultdict[tuple[int, int | None, str], set[int]] = defaultdict(set)
+        self._promised: dict[tuple[int, str | None], bool] = {}
 
     def on_admitted(self, event: Event) -> None:
+        self._promised[event.engine, event.request] = event.data["external"] > 0
         if not event.data["external"]:
             return  # the call after a load
         for key in [k for k in self._started if (k[0], k[2]) == (event.engine, event.request)]:
@@ -33,6 +35,14 @@ class StartedOnce(Check):
         if _kind(event.data["direction"]) != "load" or not event.data["blocks"]:
             return
         self.reached += 1
+        if not self._promised.get((event.engine, event.request), True):
+            self.fail(
+                event, "started without a promise", where="update_state_after_alloc",
+                expected=f"no load for {event.request}, which was admitted with 0 external tokens",
+                got=f"a load of {len(event.data['blocks'])} block(s)",
+                why="vLLM computes these tokens itself: two write there",
+            )  # fmt: skip
+            return
         started = self._started[event.engine, event.rank, event.request or ""]
         again = sorted(started & set(event.data["blocks"]))
         started.update(event.data["blocks"])

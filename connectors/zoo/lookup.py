@@ -296,3 +296,55 @@ class ReservesPerLookup(AscendConnector):
     """
 
     scheduler_half_class = _ReservesPerLookup
+
+
+class _Insists(SchedulerHalf):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Lookup:
+        if request.request_id in self._lives:
+            self._lives[request.request_id].load_failed = False
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class Insists(AscendConnector):
+    """That a load has failed is not remembered: it is promised again, at once and for ever.
+
+    KVC-109.
+    """
+
+    scheduler_half_class = _Insists
+
+
+class _ReloadsWhatFailed(SchedulerHalf):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._loads: dict[str, tuple[Any, ...]] = {}  # by request: what its last load was of
+
+    def _plan(self, job_id: str, request: Request, life: Any, *rest: Any, **more: Any) -> None:
+        if rest[0] == "load":
+            self._loads[request.request_id] = rest
+        super()._plan(job_id, request, life, *rest, **more)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        life, load = self._lives[request.request_id], self._loads.get(request.request_id)
+        if load is not None and life.load_failed and not num_external_tokens:
+            _, keys, _ = load
+            block_ids = blocks.get_block_ids()[0][life.local_blocks :][: len(keys)]
+            job_id = self._new_id("load")
+            self.transport.pin(job_id, keys)
+            self._plan(job_id, request, life, "load", keys[: len(block_ids)], block_ids, wait=True)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
+        self._loads.pop(request.request_id, None)
+        return super().request_finished(request, block_ids)
+
+
+class ReloadsWhatFailed(AscendConnector):
+    """A load that failed is made up for when its request is admitted to compute the tokens itself.
+
+    KVC-205.
+    """
+
+    scheduler_half_class = _ReloadsWhatFailed

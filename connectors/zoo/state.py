@@ -91,3 +91,32 @@ class MovesWhatItTook(AscendConnector):
     """
 
     scheduler_half_class = _MovesWhatItTook
+
+
+class _NeverRests(SchedulerHalf):
+    pushing = False
+
+    def _plan(self, job_id: str, request: Request, life: Any, *rest: Any, **more: Any) -> None:
+        super()._plan(job_id, request, life, *rest, **more)
+        self.pushing |= rest[0] == "save"
+
+
+class NeverRests(AscendConnector):
+    """Whether there is work under way is a flag, which is set by the first save and stays so."""
+
+    scheduler_half_class = _NeverRests
+
+    def has_pending_push_work(self) -> bool:
+        return isinstance(self.scheduler, _NeverRests) and self.scheduler.pushing
+
+
+class _ExpectsRest(SchedulerHalf):
+    def shutdown(self) -> None:
+        assert not self._open, "jobs are open"
+        super().shutdown()
+
+
+class ExpectsRest(AscendConnector):
+    """An engine is expected to be shut down when nothing is under way any more."""
+
+    scheduler_half_class = _ExpectsRest

@@ -17,9 +17,7 @@ class SecondRunner(ActiveKVConnector):
         self, scheduler_output: Any, input_batch: Any = None, attn_metadata: Any = None
     ) -> None:
         """What comes before the forward."""
-        metadata = scheduler_output.kv_connector_metadata
-        assert metadata is not None
-        self.kv_connector.bind_connector_metadata(metadata)
+        self.kv_connector.bind_connector_metadata(scheduler_output.kv_connector_metadata)
         self._pending_load_kwargs = self._build_load_kwargs(
             scheduler_output, input_batch, attn_metadata
         )

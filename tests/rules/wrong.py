@@ -14,12 +14,15 @@ from kvconform.connectors.zoo.content import KeysOfTokens, ResetInNameOnly
 from kvconform.connectors.zoo.double_completion import DoubleCompletion
 from kvconform.connectors.zoo.failure import PollsOnlyWhenBusy, RepeatsFailures
 from kvconform.connectors.zoo.hooks import CancelsOnTheWorker, NoErrorsIsNone
+from kvconform.connectors.zoo.identity import HexInOneHalf
 from kvconform.connectors.zoo.late_failure import LateFailure
 from kvconform.connectors.zoo.leak_on_abort import LeakOnAbort
 from kvconform.connectors.zoo.lease_ignored import LeaseIgnored
+from kvconform.connectors.zoo.leases import OnlyAtTheLimit
 from kvconform.connectors.zoo.lookup import (
     ConsumesInLookup,
     CountsAhead,
+    Insists,
     NegativePromise,
     NothingInBackground,
     NumpyPromise,
@@ -42,6 +45,8 @@ from kvconform.connectors.zoo.metadata import (
     PlansAgain,
     UnpicklableMetadata,
 )
+from kvconform.connectors.zoo.pins import LocksAreASet
+from kvconform.connectors.zoo.state import ExpectsRest, NeverRests
 from kvconform.connectors.zoo.wrong_block import WrongBlock
 
 WRONG: dict[str, type[AscendConnector]] = {
@@ -54,6 +59,8 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-105": ConsumesInLookup,
     "KVC-106": PendingForEver,
     "KVC-107": CountsAhead,
+    "KVC-108": LocksAreASet,
+    "KVC-109": Insists,
     "KVC-201": UnpicklableMetadata,
     "KVC-202": LiveMetadata,
     "KVC-203": ChangesOutput,
@@ -66,6 +73,7 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-304": LeakOnAbort,
     "KVC-305": ReportsBothWays,
     "KVC-306": SentTooSoon,
+    "KVC-307": OnlyAtTheLimit,
     "KVC-401": SavesAtOnce,
     "KVC-402": AlwaysDelays,
     "KVC-403": TellsNobody,
@@ -75,10 +83,13 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-407": SavesTheFirstTable,
     "KVC-501": WrongBlock,
     "KVC-504": KeysOfTokens,
+    "KVC-505": HexInOneHalf,
     "KVC-601": LateFailure,
     "KVC-602": RepeatsFailures,
     "KVC-603": LeaseIgnored,
     "KVC-701": PollsOnlyWhenBusy,
+    "KVC-702": NeverRests,
     "KVC-801": ResetInNameOnly,
+    "KVC-802": ExpectsRest,
 }
 """Rule id to the connector that breaks it."""
