@@ -90,7 +90,7 @@ class Checked:
         options: how.
         verdict: the result, rule by rule.
         features: what the target has, each with how that was found.
-        coverage: ``action state`` pairs that occurred.
+        coverage: ``fault/state/phase`` that occurred, with how often.
         progress: totals.
         vllm: the installed vLLM's version.
         contract: its contract: ``hash``, the known release that it ``resembles``, ``changes``.

@@ -71,9 +71,7 @@ class Interpreter:
                 )
                 self._record(action, _rank(action.rank), effect)
             case Drop():
-                can = compat.REPORTS_FAILED_LOADS
-                name = self.cluster.world.drop(action.transfer) if can else None
-                self._record(action, name or "no transfer is open", name is not None)
+                self._drop(action)
             case Forget():
                 effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.forget(action.lookups)
                 self._record(action, f"{action.lookups} lookups", effect)
@@ -96,6 +94,15 @@ class Interpreter:
                 self._record(action, f"engine {action.engine % len(self.cluster.engines)}", effect)
             case _:
                 raise TypeError(f"unknown action {action!r}")
+
+    def _drop(self, action: Drop) -> None:
+        can = compat.REPORTS_FAILED_LOADS
+        lost = self.cluster.world.opened(action.transfer) if can else None
+        if lost is None:
+            self._record(action, "no transfer is open", False)
+        else:
+            self._record(action, lost.name, True, request=lost.name.split()[0])
+            self.cluster.world.drop(lost)
 
     def _repeat(self, action: Repeat) -> None:
         again = self.cluster.world.repeat(action.handover) if compat.REPORTS_FAILED_LOADS else None

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvconform.conformance.cycle import Phase, State
 from kvconform.conformance.prefixes import Prefixes
 from kvconform.faults.packages import TIGHT, package_of
 from kvconform.scenario.actions import Arrive, action_from_json
@@ -19,6 +20,8 @@ from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
 
 LOADING = "WAITING_FOR_REMOTE_KVS"
+
+_BY_STATUS: dict[str, State] = {"RUNNING": "running", "PREEMPTED": "preempted"}
 
 BY_ITSELF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
 """How requests end by what they have computed."""
@@ -35,6 +38,8 @@ class Facts:
         after: of a leg that decodes: the name of the one that prefilled.
         then: of a leg that prefilled: the name of the one that decodes, once it was forwarded.
         prefills: its output goes to another engine.
+        was: its state before the last event.
+        moved: bytes have moved for the load or send that is owed.
         before_reset: it had ended when its engine's connector forgot all that it had stored.
         plan_followed: its last load moved what its scheduler half had planned, into the blocks that
             were promised; None where that cannot be seen.
@@ -89,6 +94,10 @@ class Facts:
     load_failed: bool = False
     plan_followed: bool | None = None
     before_reset: bool = False
+    was: State = "new"
+    under_way: Counter[str] = field(default_factory=Counter)
+    """Per direction: transfers whose bytes have to move yet."""
+    moved: bool = False
     delivered: list[int] = field(default_factory=list)
     reports: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Per (direction, rank): reports for the load or send that is open now."""
@@ -111,6 +120,38 @@ class Facts:
         """Whether a completion is owed for it."""
         return self.loading or (self.delayed and not self.sent)
 
+    @property
+    def state(self) -> State:
+        """Where it is in its life (see ``cycle``)."""
+        if self.forgotten:
+            return "gone"
+        if self.ended:
+            if self.ended_loading:
+                return "gone" if self.received or self.sent else "ended loading"
+            return "kept" if self.delayed and not self.sent else "gone"
+        if self.status is None:
+            return "new"
+        if self.status == LOADING:
+            return "loading" if self.loading else "loaded"
+        if self.deferred:
+            return "deferred"
+        return _BY_STATUS.get(self.status, "waiting")
+
+    @property
+    def phase(self) -> Phase:
+        """How far its transfers are."""
+        if any(self.under_way.values()):
+            return "under way"
+        if not self.open:
+            return "-"
+        if any(self.reports.values()):
+            return "some ranks"
+        return "moved" if self.moved else "planned"
+
+
+_WALKS = frozenset({Kind.STATUS, Kind.HOOK, Kind.ADMITTED})
+"""Events after which the request that they are of may be in another state."""
+
 
 class Ledger:
     """Facts of all requests, and of the run.
@@ -118,7 +159,8 @@ class Ledger:
     Attributes:
         requests: by name.
         faults: fault packages that took effect, with how often.
-        coverage: (action, state) pairs seen.
+        coverage: (fault, state, phase) seen: which fault met a request in which state.
+        walked: pairs of a request's state and the one that followed.
         world_version: changes whenever something happened that may change a lookup's answer.
         unreported: (engine, rank, block) whose load failed and was not reported yet, to whom.
         held: whether a transfer has been held open in this run.
@@ -130,7 +172,8 @@ class Ledger:
         self.shape = shape
         self.requests: dict[str, Facts] = {}
         self.faults: Counter[str] = Counter()
-        self.coverage: Counter[tuple[str, str]] = Counter()
+        self.coverage: Counter[tuple[str, State, Phase]] = Counter()
+        self.walked: Counter[tuple[State, State]] = Counter()
         self.world_version = 0
         self.unreported: dict[tuple[int, int, int], str] = {}
         self.held = False
@@ -176,6 +219,17 @@ class Ledger:
         handler = self._after.get(event.kind)
         if handler is not None:
             handler(event)
+        if event.kind is Kind.OUTPUT:
+            for name in event.data["recving"] | event.data["sending"]:
+                self._walk(name)
+        elif event.request is not None and event.kind in _WALKS:
+            self._walk(event.request)
+
+    def _walk(self, name: str) -> None:
+        facts = self.requests.get(name)
+        if facts is not None and (state := facts.state) != facts.was:
+            self.walked[facts.was, state] += 1
+            facts.was = state
 
     # -- before the checks ------------------------------------------------------------------------
 
@@ -184,11 +238,13 @@ class Ledger:
         if not data["effect"]:
             return
         do = data["action"]["do"]
-        states = {str(f.status) for f in self._current.values() if f.status}
-        if event.request is not None and do == "abort":
-            states = {str(self.requests[event.request].status)}
-        for state in states or {"-"}:
-            self.coverage[do, state] += 1
+        package = package_of(action_from_json(data["action"], "action"))
+        if package is not None and do != "release":  # by then it has been
+            met = self.alive()
+            if event.request in self.requests and do != "repeat":
+                met = [self.requests[event.request]]
+            for pair in {(facts.state, facts.phase) for facts in met}:
+                self.coverage[(package, *pair)] += 1
         if do == "arrive":
             action = action_from_json(data["action"], "action")
             assert isinstance(action, Arrive)
@@ -197,7 +253,6 @@ class Ledger:
         elif do == "step":
             return
         else:
-            package = package_of(action_from_json(data["action"], "action"))
             if do == "lose" and event.request is not None:
                 self.requests[event.request].lost = True
             assert package is not None
@@ -293,6 +348,7 @@ class Ledger:
             facts.load_is_async = event.data["async"]
             facts.load_step = event.step
             facts.loading = event.data["async"]
+            facts.moved = False
             if event.data["async"]:
                 facts.received = 0  # counted for each load
                 for key in [k for k in facts.reports if k[0] == "recving"]:
@@ -309,6 +365,11 @@ class Ledger:
             if before // self.shape.block_size != (before + count) // self.shape.block_size:
                 self.world_version += 1  # a block was filled: it may have been saved
 
+    def _opened(self, event: Event) -> None:
+        facts = self.requests.get(event.request or "")
+        if facts is not None:
+            facts.under_way[event.data["direction"]] += 1
+
     def _moved(self, event: Event) -> None:
         self.world_version += 1
         self._connector_event = True
@@ -319,6 +380,8 @@ class Ledger:
         for block in set(event.data["blocks"]) - set(event.data["failed"]):
             self.unreported.pop((event.engine, event.rank, block), None)  # a retry moved it
         facts = self.requests[event.request]
+        facts.under_way[event.data["direction"]] -= facts.under_way[event.data["direction"]] > 0
+        facts.moved = True
         facts.load_failed |= bool(event.data["failed"])
         if event.data["direction"] == "load" and event.data["planned"] is not None:
             whole = tuple(event.data["blocks"]) == facts.blocks
@@ -349,6 +412,7 @@ class Ledger:
             facts.ended = True
             self.world_version += 1
             facts.delayed = bool(event.data["delayed"])
+            facts.moved &= facts.loading
             facts.ended_loading = facts.loading
             facts.by_itself = event.data["status"] in BY_ITSELF
             blocks = event.data["blocks"]

@@ -54,10 +54,10 @@ def report(
         paths: crash file per fingerprint id.
     """
     target = checked.target
-    coverage: dict[str, dict[str, int]] = {}
-    for pair, count in sorted(checked.coverage.items()):
-        action, _, state = pair.partition(" ")
-        coverage.setdefault(action, {})[state] = count
+    coverage: dict[str, dict[str, dict[str, int]]] = {}
+    for cell, count in sorted(checked.coverage.items()):
+        fault, state, phase = cell.split("/")
+        coverage.setdefault(fault, {}).setdefault(state, {})[phase] = count
     return {
         "schemaVersion": SCHEMA_VERSION,
         "tool": {

@@ -32,7 +32,8 @@ class Outcome:
         scenario: the actions that were done, with the shape.
         violation: the first rule broken, if one was.
         reached: per rule, how often it was provoked.
-        coverage: (action, request state) pairs that occurred.
+        coverage: (fault, request state, transfer phase) that occurred.
+        walked: pairs of a request's state and the one that followed.
         steps: engine steps.
         checked_steps: those that scheduled a token or carried a connector event.
         trace: everything observed.
@@ -41,7 +42,8 @@ class Outcome:
     scenario: Scenario
     violation: Violation | None
     reached: Counter[str]
-    coverage: Counter[tuple[str, str]]
+    coverage: Counter[tuple[str, str, str]]
+    walked: Counter[tuple[str, str]]
     steps: int
     checked_steps: int
     trace: Trace
@@ -137,7 +139,8 @@ class Run:
             Scenario(self.shape, tuple(self.actions)),
             self.violation,
             self.referee.reached(),
-            ledger.coverage,
+            Counter(ledger.coverage),
+            Counter(ledger.walked),
             ledger.steps,
             ledger.checked_steps,
             self.trace,

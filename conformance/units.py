@@ -127,7 +127,7 @@ class Result:
 
     Attributes:
         reached: per rule, how often it was provoked.
-        coverage: ``action state`` pairs that occurred.
+        coverage: ``fault/state/phase`` that occurred.
         examples: runs.
         steps: engine steps.
         checked_steps: those that scheduled a token or carried a connector event.
@@ -347,7 +347,7 @@ class _Gatherer:
         result.reached.update(outcome.reached)
         shape = outcome.scenario.shape
         result.shapes.update(f"{name}={getattr(shape, name)}" for name in COUNTED)
-        result.coverage.update({f"{a} {s}": n for (a, s), n in outcome.coverage.items()})
+        result.coverage.update({"/".join(cell): n for cell, n in outcome.coverage.items()})
         violation = outcome.violation
         if violation is not None:
             merge(result.found, self._by_fingerprint, Found(violation, outcome.scenario))

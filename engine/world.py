@@ -18,6 +18,7 @@ class Pending:
     """Something that is on its way, and gets there when the world says so."""
 
     name: str
+    """How messages call it; begins with the name of its request."""
 
     def arrive(self) -> None:
         """It gets there."""
@@ -123,9 +124,12 @@ class World:
         again.arrive()
         return again
 
-    def drop(self, selector: int) -> str | None:
-        """The transfer that was opened k-th most recently is lost on its way; says which."""
+    def opened(self, selector: int) -> Pending | None:
+        """The transfer that was opened k-th most recently, and whose bytes have to move yet."""
         return None
+
+    def drop(self, transfer: Pending) -> None:
+        """A transfer is lost on its way."""
 
     def forget(self, lookups: int) -> bool:
         """Forget what the next lookups find, once they have found it."""

@@ -126,14 +126,14 @@ class TransportWorld(World):
         self._failures.append(_Failure(transfers, blocks, where, direction))
         return True
 
-    def drop(self, selector: int) -> str | None:
+    def opened(self, selector: int) -> Open | None:
         opened = [p for p in self.pending if isinstance(p, Open)]
-        if not opened:
-            return None
-        chosen = opened[-1 - selector % len(opened)]
-        self.pending.remove(chosen)
-        self.move(chosen, lost=True)
-        return chosen.name
+        return opened[-1 - selector % len(opened)] if opened else None
+
+    def drop(self, transfer: Pending) -> None:
+        assert isinstance(transfer, Open)
+        self.pending.remove(transfer)
+        self.move(transfer, lost=True)
 
     def calm(self) -> None:
         self._busy = self._forgetful = 0
