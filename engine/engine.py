@@ -109,7 +109,7 @@ class Engine:
             raise UsageError(f"vLLM does not accept the shape {shape}: {error}") from error
         self._config_states = [compat.config_state(c) for c in self._all_configs()]
         with compat.rank_scope(self.config, None, shape, None):
-            parts = compat.build_scheduler(self.config, shape)
+            parts = compat.build_scheduler(self.config, target, shape)
         self.scheduler = parts.scheduler
         self.connector = parts.scheduler.connector
         self._depth = compat.concurrent_batches(self.config, shape)
