@@ -208,8 +208,11 @@ class Engine:
                     raise
                 done = False
         pool = self.scheduler.kv_cache_manager.block_pool
-        emptied = pool.get_num_free_blocks() == self.shape.num_blocks - 1 and not any(
-            block.block_hash for block in pool.blocks
+        # What a completion is owed for stays as it is, though vLLM may have given it back too soon.
+        emptied = (
+            pool.get_num_free_blocks() == self.shape.num_blocks - 1
+            and not any(block.block_hash for block in pool.blocks)
+            and not any(request.is_finished() for request in self.scheduler.requests.values())
         )
         if emptied:
             self.memory.empty()
