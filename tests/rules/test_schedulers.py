@@ -52,7 +52,7 @@ KILLS: tuple[tuple[str, str, Shape, tuple[Action, ...]], ...] = (
     ("frees-while-loading", "VLL-401", Shape(num_blocks=10),
      (*OUTSIDE, Hold("load"), Arrive(P, 20), Step(2), Abort(), Arrive(Prompt(1, 120), 20), Step(2),
       Release())),
-    ("frees-at-once", "VLL-401", Shape(topology="pd", engines=2),
+    ("frees-at-once", "VLL-401", Shape(topology="pd", engines=2, num_blocks=6),
      (Arrive(Prompt(0, 33)), Step(3), Arrive(Prompt(1, 33)))),
     ("rests-too-soon", "VLL-702", Shape(), (Hold("save"), Arrive(P), Step(5))),
 )  # fmt: skip
