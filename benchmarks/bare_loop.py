@@ -172,7 +172,7 @@ class BareLoop:
         shape = shape or Shape()
         config = compat.build_config(target, 0, None, shape, target.extra)
         with set_current_vllm_config(config):
-            self.scheduler = compat.build_scheduler(config, shape).scheduler
+            self.scheduler = compat.build_scheduler(config, target, shape).scheduler
         layout = self.scheduler.kv_cache_config
         config = compat.build_config(target, 0, 0, shape, target.extra)
         with set_current_vllm_config(config):

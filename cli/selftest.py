@@ -72,18 +72,23 @@ def _chosen(names: str, shard: str) -> list[Mutant]:
 def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
     """The mutants, and the right connector for each set of shapes and packages among them."""
     ascend = resolve("ascend")
-    quarries, twins = [], {}
+    quarries: list[Quarry] = []
+    twins: dict[str, Quarry] = {}
     for mutant in mutants:
         target = resolve(f"zoo:{mutant.name}")
         quarries.append(
-            Quarry(mutant.name, target, expected(mutant.breaks), mutant.side, mutant.shape,
-                   mutant.faults)
+            Quarry(mutant.name, target, expected(mutant.breaks) | {*mutant.rules}, mutant.side,
+                   mutant.shape, mutant.faults)
         )  # fmt: skip
         where = ", ".join(
             [*(f"{k}={v}" for k, v in mutant.shape.items()), *mutant.faults]
         ) or "any shape"  # fmt: skip
-        name = f"right connector, {where}"
-        twins[name] = Quarry(name, ascend, shape=mutant.shape, faults=mutant.faults)
+        # What vLLM itself owes is looked at only where a wrong scheduler is.
+        own, rules = ("scheduler", {*mutant.rules}) if mutant.rules else ("connector", set[str]())
+        name = f"right {own}, {where}"
+        rules |= twins[name].expected if name in twins else frozenset()
+        twins[name] = Quarry(name, ascend, frozenset(rules), "vLLM" if rules else "",
+                             mutant.shape, mutant.faults)  # fmt: skip
     return [*quarries, *twins.values()]
 
 

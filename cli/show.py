@@ -26,7 +26,8 @@ def rules_page() -> str:
     """The catalogue of rules as Markdown: ``docs/rules.md``."""
     noticed: dict[str, list[str]] = {}
     for mutant in MUTANTS:
-        for rule in sorted({r for i in mutant.breaks for r in INVARIANT[i].rules}):
+        by_breaks = {r for i in mutant.breaks for r in INVARIANT[i].rules}
+        for rule in sorted(by_breaks | {*mutant.rules}):
             noticed.setdefault(rule, []).append(f"`{mutant.name}`")
     return page(
         [rule_data(rule) for rule in RULES],

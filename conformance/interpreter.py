@@ -118,7 +118,7 @@ class Interpreter:
             self._record(action, "does not fit into the pool", False, engine=engine)
             return
         in_use = old is not None and cluster.engines[engine].status(name) is not None
-        if in_use and not compat.TAKES_IDS_IN_USE:
+        if in_use and not compat.takes_ids_in_use(cluster.engines[engine].scheduler):
             self._record(action, f"{name} is in use", False, engine=engine)
             return
         self._record(action, name, True, engine=engine, request=name)

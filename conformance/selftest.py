@@ -35,7 +35,8 @@ class Quarry:
     Attributes:
         name: its name.
         target: the wrong connector, or the right one over a wrong scheduler.
-        expected: rules of which one has to notice, by what the defect breaks; empty: it is right.
+        expected: rules of which one has to notice, by what the defect breaks; of who is right,
+            those of vLLM that must not.
         side: who makes the mistake.
         shape: fields of the shape that it needs.
         faults: packages that it needs; empty: all.

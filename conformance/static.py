@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from kvconform.engine import compat
@@ -13,39 +14,49 @@ from kvconform.scenario.violation import Fingerprint, Violation
 
 
 def load(target: Target) -> Any:
-    """The target's class.
+    """The target's class; its scheduler, if it names one, is looked at too.
 
     Raises:
-        UsageError: it cannot be imported, or is not a V1 connector.
+        UsageError: one of them cannot be imported, or is not what it has to be.
     """
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-    try:
-        cls = compat.connector_class(target)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (target.module.startswith(error.name) or target.install):
-            raise UsageError(
-                f"There is no module {error.name!r} for the target {target.cls!r}: check the name, "
-                f"and that it is installed in this environment{_how(target)}."
-            ) from None
-        raise UsageError(
-            f"The target's module {target.module!r} cannot be imported: {error}."
-        ) from error
-    except AttributeError:
-        raise UsageError(
-            f"The module {target.module!r} has no class {target.class_name!r}."
-        ) from None
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"The target's module {target.module!r} cannot be imported: "
-            f"{type(error).__name__}: {error}."
-        ) from error
+    cls = _imported(target, "target", target.cls, lambda: compat.connector_class(target))
     if not isinstance(cls, type) or not issubclass(cls, KVConnectorBase_V1):
         raise UsageError(
             f"{target.cls!r} is not a KV connector: it has to be a class derived from "
             "vllm's KVConnectorBase_V1."
         )
+    if target.scheduler:
+        scheduler = _imported(
+            target, "scheduler", target.scheduler, lambda: compat.named(target.scheduler)
+        )
+        if not isinstance(scheduler, type):
+            raise UsageError(
+                f"{target.scheduler!r} is not a scheduler: it has to be a class, derived from "
+                "vllm's Scheduler or to be mixed into it."
+            )
     return cls
+
+
+def _imported(target: Target, what: str, named: str, imported: Callable[[], Any]) -> Any:
+    """What ``imported`` answers, or a sentence that says why it cannot be had."""
+    module, _, name = named.partition(":")
+    try:
+        return imported()
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module.startswith(error.name) or target.install):
+            raise UsageError(
+                f"There is no module {error.name!r} for the {what} {named!r}: check the name, "
+                f"and that it is installed in this environment{_how(target)}."
+            ) from None
+        raise UsageError(f"The {what}'s module {module!r} cannot be imported: {error}.") from error
+    except AttributeError:
+        raise UsageError(f"The module {module!r} has no class {name!r}.") from None
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"The {what}'s module {module!r} cannot be imported: {type(error).__name__}: {error}."
+        ) from error
 
 
 def _how(target: Target) -> str:

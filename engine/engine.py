@@ -109,7 +109,7 @@ class Engine:
             raise UsageError(f"vLLM does not accept the shape {shape}: {error}") from error
         self._config_states = [compat.config_state(c) for c in self._all_configs()]
         with compat.rank_scope(self.config, None, shape, None):
-            parts = compat.build_scheduler(self.config, shape)
+            parts = compat.build_scheduler(self.config, target, shape)
         self.scheduler = parts.scheduler
         self.connector = parts.scheduler.connector
         self._depth = compat.concurrent_batches(self.config, shape)
@@ -209,8 +209,11 @@ class Engine:
                     raise
                 done = False
         pool = self.scheduler.kv_cache_manager.block_pool
-        emptied = pool.get_num_free_blocks() == self.shape.num_blocks - 1 and not any(
-            block.block_hash for block in pool.blocks
+        # What a completion is owed for stays as it is, though vLLM may have given it back too soon.
+        emptied = (
+            pool.get_num_free_blocks() == self.shape.num_blocks - 1
+            and not any(block.block_hash for block in pool.blocks)
+            and not any(request.is_finished() for request in self.scheduler.requests.values())
         )
         if emptied:
             self.memory.empty()

@@ -53,6 +53,9 @@ class Target:
             ``pairs`` of K and V, as vllm-ascend has them.
         prepare: ``package.module:function`` that is called before the class is imported, or empty.
         install: how the target gets into this environment, for who has not got it.
+        scheduler: ``package.module:Class``, the scheduler class that the engines have; empty:
+            vLLM's own. A class derived from one of vLLM's is used as it is, as vLLM does with its
+            ``scheduler_cls``; any other is mixed into the one that the shape asks for.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Target:
     caches: Caches = "whole"
     prepare: str = ""
     install: str = ""
+    scheduler: str = ""
 
     @property
     def module(self) -> str:

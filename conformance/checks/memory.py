@@ -16,14 +16,20 @@ class NoReuseWhileOpen(Check):
         data = event.data
         self.reached += data["opened"] != event.step
         if data.get("read_stale"):
+            reader = self.ledger.requests.get(event.request or "")
+            offered_by = self.ledger.requests.get(reader.after or "") if reader else None
+            kept = offered_by is not None and offered_by.open
             self.fail(
                 event,
                 "offered blocks changed hands",
+                rule="VLL-401" if kept else None,
+                side="vLLM" if kept else None,
                 expected=f"the blocks that engine {data['source']} offers for {event.request} are "
                 "its own until they were read, released, or the lease is over",
-                got="one of them had been handed to another owner when it was read",
+                got="one of them had been handed to another owner when it was read"
+                + (" (its completion was still owed)" if kept else ""),
                 why="the request decodes with another one's KV",
-                where="transport",
+                where="vLLM" if kept else "transport",
             )
             return
         if not data["stale"]:

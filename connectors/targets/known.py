@@ -24,10 +24,16 @@ _STORE = MappingProxyType(
 )
 
 
+_ASCEND = "kvconform.connectors.ascend.connector:AscendConnector"
+
+
 def _zoo(mutant: Mutant) -> Target:
+    wrong = f"kvconform.connectors.zoo.{mutant.cls}"
+    connector, scheduler = (_ASCEND, wrong) if mutant.side == "vLLM" else (wrong, "")
     return Target(
         f"zoo:{mutant.name}",
-        f"kvconform.connectors.zoo.{mutant.cls}",
+        connector,
+        scheduler=scheduler,
         extra=MappingProxyType({**_STORE, **mutant.extra}),
         world="transport",
         title=mutant.says,
@@ -93,7 +99,7 @@ def _vllm_ascend(name: str, cls: str, extra: Mapping[str, Any], title: str) -> T
 KNOWN: tuple[Target, ...] = (
     Target(
         "ascend",
-        "kvconform.connectors.ascend.connector:AscendConnector",
+        _ASCEND,
         extra=_STORE,
         world="transport",
         title="the reference connector: a store in host memory, and prefill and decode apart",

@@ -58,6 +58,10 @@ def from_toml(path: Path) -> Target:
     target = decode(Target, data, str(path))
     if not _CLASS.fullmatch(target.cls):
         raise UsageError(f"{path}: cls must be package.module:Class, got {target.cls!r}.")
+    if target.scheduler and not _CLASS.fullmatch(target.scheduler):
+        raise UsageError(
+            f"{path}: scheduler must be package.module:Class, got {target.scheduler!r}."
+        )
     if target.prepare and not _CLASS.fullmatch(target.prepare):
         raise UsageError(
             f"{path}: prepare must be package.module:function, got {target.prepare!r}."

@@ -1,4 +1,4 @@
-"""What a member of the zoo is: a wrong connector, most of them from a real defect."""
+"""What a member of the zoo is: a wrong connector, or a scheduler; most from a real defect."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class Mutant:
 
     Attributes:
         name: as in ``zoo:NAME``.
-        cls: ``module:Class`` below this package.
+        cls: ``module:Class`` below this package; with ``side`` vLLM it is a scheduler's, and
+            the connector is the right one.
         bug: the public defect that it is from; empty: none is known, and it is a mistake that is
             easily made.
         source: where that was reported.
         says: the mistake in a sentence.
         breaks: the invariants that the defect breaks (see ``conformance/invariants.py``).
+        rules: of a wrong scheduler: the rules whose clause it breaks.
         side: who makes it.
         shape: fields of the shape that it needs to show.
         faults: packages that it needs; empty: any.
@@ -36,6 +38,7 @@ class Mutant:
     cls: str
     says: str
     breaks: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     side: Half = "composition"
     bug: str = ""
     source: str = ""

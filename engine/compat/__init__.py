@@ -19,6 +19,8 @@ from kvconform.engine.compat.build import (
     connector_class,
     connector_classes,
     finished_status,
+    named,
+    scheduler_class,
 )
 from kvconform.engine.compat.can import supports, supports_groups, vllm_version
 from kvconform.engine.compat.config import (
@@ -29,11 +31,11 @@ from kvconform.engine.compat.config import (
 )
 from kvconform.engine.compat.control import (
     ABORTS_WITHIN_STEPS,
-    TAKES_IDS_IN_USE,
     handshake,
     holders,
     reset_choices,
     shake_hands,
+    takes_ids_in_use,
 )
 from kvconform.engine.compat.layout import build_kv_cache_config, layer_names
 from kvconform.engine.compat.outputs import (
@@ -64,7 +66,6 @@ from kvconform.engine.compat.wire import (
 __all__ = [
     "ABORTS_WITHIN_STEPS",
     "REPORTS_FAILED_LOADS",
-    "TAKES_IDS_IN_USE",
     "Parts",
     "Report",
     "all_tokens",
@@ -88,6 +89,7 @@ __all__ = [
     "handshake",
     "holders",
     "layer_names",
+    "named",
     "new_tokens",
     "no_forward_output",
     "output_counts",
@@ -98,9 +100,11 @@ __all__ = [
     "reset_choices",
     "resumed",
     "runner_output",
+    "scheduler_class",
     "shake_hands",
     "supports",
     "supports_groups",
+    "takes_ids_in_use",
     "vllm_version",
     "world_output",
 ]

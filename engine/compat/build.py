@@ -48,12 +48,17 @@ class Parts:
     """Tokens per block hash."""
 
 
+def named(text: str) -> Any:
+    """Import ``package.module:Name`` (ImportError and AttributeError pass through)."""
+    module, _, name = text.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def connector_class(target: Target) -> type:
     """Import the target's class (ImportError and AttributeError pass through)."""
     if target.prepare:
-        module, _, function = target.prepare.partition(":")
-        getattr(importlib.import_module(module), function)()
-    return getattr(importlib.import_module(target.module), target.class_name)
+        named(target.prepare)()
+    return named(target.cls)
 
 
 def connector_classes(target: Target) -> list[type]:
@@ -68,7 +73,25 @@ def connector_classes(target: Target) -> list[type]:
     return found
 
 
-def build_scheduler(config: VllmConfig, shape: Shape) -> Parts:
+def scheduler_class(target: Target, shape: Shape) -> type:
+    """The class of the scheduler that engines of this target and shape have.
+
+    A class of the target's that is derived from one of vLLM's is used as it is, whatever the shape
+    says: vLLM does the same. Any other is mixed into the one that the shape asks for.
+    """
+    own: type = AsyncScheduler if shape.async_scheduling else Scheduler
+    if not target.scheduler:
+        return own
+    cls = named(target.scheduler)
+    return cls if issubclass(cls, Scheduler) else _mixed(cls, own)
+
+
+@functools.cache
+def _mixed(mixin: type, own: type) -> type:
+    return type(mixin.__name__, (mixin, own), {"__module__": mixin.__module__})
+
+
+def build_scheduler(config: VllmConfig, target: Target, shape: Shape) -> Parts:
     """A real scheduler, with the scheduler half that it makes for itself."""
     kv_cache_config = build_kv_cache_config(shape)
     config.cache_config.num_gpu_blocks = shape.num_blocks
@@ -77,8 +100,7 @@ def build_scheduler(config: VllmConfig, shape: Shape) -> Parts:
     if resolve is not None:
         block_size, hash_block_size = resolve(kv_cache_config, config)
         _hash_blocks(kv_cache_config, hash_block_size)
-    cls = AsyncScheduler if shape.async_scheduling else Scheduler
-    scheduler = cls(
+    scheduler = scheduler_class(target, shape)(
         **fitting(
             Scheduler,
             vllm_config=config,

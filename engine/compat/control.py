@@ -23,11 +23,16 @@ ABORTS_WITHIN_STEPS = hasattr(EngineCore, "_process_aborts_queue")
 Until 0.11 it acts after that.
 """
 
-TAKES_IDS_IN_USE = "duplicate request id" not in inspect.getsource(Scheduler.add_request)
-"""Whether a request is let in although the scheduler still knows one of its id.
+_TAKES_IDS_IN_USE = "duplicate request id" not in inspect.getsource(Scheduler.add_request)
 
-Since 0.17 the scheduler asserts, and the front end makes ids unique, so that no client gets there.
-"""
+
+def takes_ids_in_use(scheduler: Any) -> bool:
+    """Whether a request is let in although the scheduler still knows one of its id.
+
+    Since 0.17 vLLM's asserts, and the front end makes ids unique, so that no client gets there; a
+    scheduler of another make may say ``takes_ids_in_use`` of itself.
+    """
+    return bool(getattr(scheduler, "takes_ids_in_use", _TAKES_IDS_IN_USE))
 
 
 def reset_choices(running: bool, connector: bool) -> dict[str, bool]:

@@ -63,6 +63,7 @@ BAD_INPUT = [
     (["check", "ascend", "--report", "/dev/null"], "Cannot make the folder /dev/null"),
     (["check", "role.toml"], "role must be one of"),
     (["check", "features.toml"], "there is no feature 'zzz'"),
+    (["check", "scheduler.toml"], "no module 'nowhere' for the scheduler"),
     (["check", "dialect.toml"], "dialect has the tables"),
     (["check", "ascend", "--junit", "/dev/null/x.xml"], "JUnit"),
     (["check", "ascend", "--allure", "/dev/null/x"], "Cannot make the folder /dev/null/x"),
@@ -109,6 +110,9 @@ def test_bad_input_gets_one_sentence(
     Path("shape.toml").write_text('cls = "a:B"\n[shape]\ntp = "a"')
     Path("role.toml").write_text('cls = "a:B"\nrole = "boss"')
     Path("features.toml").write_text('cls = "a:B"\nfeatures = ["zzz"]')
+    Path("scheduler.toml").write_text(
+        'cls = "kvconform.connectors.ascend.connector:AscendConnector"\nscheduler = "nowhere:S"'
+    )
     Path("dialect.toml").write_text('cls = "a:B"\n[dialect]\nprefil = {}')
     Path("broken.json").write_text("{")
     Path("other.json").write_text("[]")
