@@ -15,6 +15,7 @@ from typing import Any
 from kvconform import __version__
 from kvconform.cli import options as parse
 from kvconform.conformance.check import LEVELS, Checked, Options, check_connector
+from kvconform.conformance.cycle import PAIRS
 from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.report import report, rules_data, run_data
 from kvconform.conformance.rules import rule_data
@@ -221,11 +222,17 @@ def write_json(data: dict[str, Any], where: str) -> None:
         raise UsageError(f"Cannot write the report to {where}: {error.strerror}.") from None
 
 
-def _coverage(coverage: Any) -> str:
-    lines = ["", "  fault met state (how often):"]
-    for pair, count in sorted(coverage.items()):
-        action, _, state = pair.partition(" ")
-        lines.append(f"    {action:<8} {state:<24} {count}")
+def _coverage(coverage: Mapping[str, int]) -> str:
+    """Which fault met requests in which state, how often; a row per fault, a column per state."""
+    faults = sorted({cell.split("/")[0] for cell in coverage})
+    heads = [state + ("" if phase == "-" else f", {phase}") for state, phase in PAIRS]
+    rows = [("", *map(str, range(1, len(PAIRS) + 1)))]
+    for fault in faults:
+        counts = [coverage.get("/".join((fault, *pair)), 0) for pair in PAIRS]
+        rows.append((fault, *(str(count or "-") for count in counts)))
+    lines = ["", "  how often a fault met a request that was:"]
+    lines += [f"    {number:>2} {head}" for number, head in enumerate(heads, 1)]
+    lines += ["    " + f"{row[0]:<12}" + "".join(f"{cell:>6}" for cell in row[1:]) for row in rows]
     return "\n".join(lines)
 
 

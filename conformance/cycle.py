@@ -20,11 +20,12 @@ that load has come to an end, and the request waits to be scheduled. ``kept``: i
 blocks are being sent. ``ended loading``: it ended while its load was owed, which it still is."""
 
 Cause = Literal[
-    "arrive", "defer", "admit", "admit load", "received", "again", "preempt", "end", "end kept",
+    "arrive", "defer", "answer", "admit", "admit load", "received", "again", "preempt", "end", "end kept",
     "sent",
 ]  # fmt: skip
-"""``admit``: without an asynchronous load. ``again``: its load has failed, and it waits anew.
-``end``: request_finished answered False, ``end kept``: True."""
+"""``defer``: its lookup answers None, ``answer``: a number. ``admit``: without an asynchronous load.
+``again``: its load has failed, and it waits anew. ``end``: request_finished answered False, ``end
+kept``: True."""
 
 Phase = Literal["-", "planned", "under way", "moved", "some ranks"]
 """How far the transfers of a request are: none is owed; planned; bytes have to move yet; they have
@@ -54,6 +55,8 @@ WAYS: tuple[Way, ...] = (
     Way("waiting", "defer", "deferred", "connector"),
     Way("deferred", "defer", "deferred", "connector"),
     Way("preempted", "defer", "deferred", "connector"),
+    Way("deferred", "answer", "waiting", "connector"),
+    Way("deferred", "answer", "preempted", "connector"),
     Way("waiting", "admit", "running", "vLLM"),
     Way("deferred", "admit", "running", "vLLM"),
     Way("preempted", "admit", "running", "vLLM"),

@@ -9,14 +9,16 @@ that something happens while a transfer is open.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from kvconform.conformance import steer
 from kvconform.conformance.traffic import Traffic
-from kvconform.faults.packages import TIGHT
+from kvconform.faults.packages import TIGHT, package_of
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -39,6 +41,13 @@ from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.shape import Shape
 
 Move = tuple[Action, ...]
+
+STEERED = "steered"
+"""Stands for a package in :meth:`Moves.draw_move`: what was met most seldom is aimed at."""
+
+RETURNING = 2
+"""Prompts that return at the end of a run."""
+
 Draw = Callable[[SearchStrategy[Any]], Any]
 
 RARE = 1000
@@ -116,8 +125,18 @@ class Moves:
     It counts arrivals, so that prompts of the base traffic share nothing with any other.
     """
 
-    def __init__(self, draw: Draw, packages: frozenset[str], shape: Shape, chats: bool) -> None:
+    def __init__(
+        self,
+        draw: Draw,
+        packages: frozenset[str],
+        shape: Shape,
+        chats: bool,
+        seen: Counter[str] | None = None,
+    ) -> None:
         self.draw = draw
+        self._seen = Counter() if seen is None else seen
+        self._wanted = list(self._in_reach(packages, shape))
+        self._arrived: list[Arrive] = []
         self.chats = chats and "full-hit" in packages  # their prompts return
         self.packages = packages
         self.shape = shape
@@ -128,9 +147,55 @@ class Moves:
         """A move of this package; None: base traffic."""
         if package is None:
             arrive = self._turn() if self.chats else self._stranger()
-            return (arrive, *self._steps())
-        move: Move = getattr(self, "_" + package.replace("-", "_"))()
+            move: Move = (arrive, *self._steps())
+        else:
+            move = getattr(self, "_" + package.replace("-", "_"))()
+        self._arrived += [action for action in move if isinstance(action, Arrive)]
         return move
+
+    def returns(self) -> Move:
+        """What was asked last is asked once more, of the world outside: what has become of it?"""
+        if "full-hit" not in self.packages:
+            return ()
+        engines = range(self.shape.engines)
+        last = {(a.prompt, a.identity): a for a in self._arrived if a.prompt.num_tokens > 16}
+        again = [
+            dataclasses.replace(a, max_tokens=2, priority=0, again=None, stop=None)
+            for a in list(last.values())[-RETURNING:]
+        ]
+        return (
+            Release(),
+            *(Step(3, engine) for engine in engines),
+            *(Reset(engine=engine) for engine in engines),
+            *(step for a in again for step in (a, *self._through(a, 3))),
+        )
+
+    # -- what was met most seldom -----------------------------------------------------------------
+
+    @staticmethod
+    def _in_reach(packages: frozenset[str], shape: Shape) -> Iterator[steer.Cell]:
+        """Cells that these packages alone lead to."""
+        prompt = Prompt(RARE, 2 * shape.block_size)
+        for name, state, phase in steer.cells(sorted(packages)):
+            way = (*steer.path(state, phase, prompt, shape), *steer.fault(name, prompt, shape))
+            if {package_of(action) for action in way} - {None} <= packages:
+                yield name, state, phase
+
+    def _steered(self) -> Move:
+        k, blocks = self.draw(st.integers(0, 7)), self.draw(st.integers(2, 4))
+        late, tail = self.draw(st.booleans()), self.draw(st.sampled_from((0, 8)))
+        if not self._wanted:
+            return self._steps()
+        self._fresh += 1
+        prompt = Prompt(RARE + self._fresh, blocks * self.shape.block_size + tail)
+        name, state, phase = steer.rarest(self._wanted, self._seen, k)
+        home = 1 if self.shape.topology == "pd" else 0
+        first = (Release(), Step(1, home)) if late else (Step(2, home), Release())
+        return (
+            *steer.path(state, phase, prompt, self.shape),
+            *steer.fault(name, prompt, self.shape),
+            *first, Step(3, 0), Step(3, home),
+        )  # fmt: skip
 
     # -- steps ------------------------------------------------------------------------------------
 

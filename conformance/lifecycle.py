@@ -122,11 +122,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 def packages_of(scenario: Scenario) -> frozenset[str]:
     """The fault packages whose actions a scenario uses."""
-    needed = {
-        package
-        for a in scenario.actions
-        if not isinstance(a, Reset) and (package := package_of(a)) is not None
-    }
+    needed = {package for a in scenario.actions if (package := package_of(a)) is not None}
     arrivals = [a for a in scenario.actions if isinstance(a, Arrive)]
     if scenario.shape.num_blocks <= TIGHT:
         needed.add("tight-pool")
@@ -138,9 +134,6 @@ def packages_of(scenario: Scenario) -> frozenset[str]:
         needed.add("handover")
     if any(a.salt or a.adapter for a in arrivals):
         needed.add("tenants")
-    for action in scenario.actions:
-        if isinstance(action, Reset):
-            needed.add("preempt" if action.running else "full-hit")
-            if action.connector:
-                needed.add("reset")
+    if any(isinstance(a, Reset) and a.connector for a in scenario.actions):
+        needed.add("reset")
     return frozenset(needed)

@@ -7,6 +7,7 @@ happens then is the caller's choice: exploration collects and goes on, a test ra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,12 +21,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvconform.conformance.draw import Moves, shapes
+from kvconform.conformance.draw import STEERED, Move, Moves, shapes
 from kvconform.conformance.run import Outcome, Run
 from kvconform.conformance.steady import NAME as STEADY
 from kvconform.conformance.units import MOVES
 from kvconform.scenario.errors import RefusedError
 from kvconform.scenario.target import Target
+
+STEERING = 4
+"""Rules of a machine that steer, beside one for each package: about one move in a run."""
 
 
 def explorer_settings(examples: int, moves: int = MOVES) -> settings:
@@ -88,6 +92,9 @@ def make_machine(
         stop: true makes every further run an empty one (the budget is used up).
     """
 
+    seen: Counter[str] = Counter()
+    """Cells that earlier runs of this machine have met: the next are steered to the others."""
+
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
@@ -98,7 +105,8 @@ def make_machine(
             if stop():
                 return
             chosen = frozenset(p for p in sorted(packages) if data.draw(st.integers(0, 3)))
-            self.moves = Moves(data.draw, chosen, shape, chats)
+            self.moves = Moves(data.draw, chosen, shape, chats, seen)
+            self.returns = data.draw(st.booleans())
             try:
                 self.run = Run(target, shape)
             except RefusedError as error:
@@ -109,10 +117,13 @@ def make_machine(
             self.do(data, None)
 
         def do(self, data: Any, package: str | None) -> None:
-            if self.run is None or self.run.halted:
-                return
             self.moves.draw = data.draw
-            for action in self.moves.draw_move(package):
+            if self.run is not None and not self.run.halted:
+                self.carry_out(self.moves.draw_move(package))
+
+        def carry_out(self, move: Move) -> None:
+            assert self.run is not None
+            for action in move:
                 if not self.run.do(action):
                     break
 
@@ -120,12 +131,17 @@ def make_machine(
             if self.run is None:
                 return
             with self.run as run:
+                if self.returns and not run.halted:
+                    self.carry_out(self.moves.returns())
                 run.drain()
                 outcome = run.outcome()
+            seen.update({"/".join(cell): n for cell, n in outcome.coverage.items()})
             ended(outcome)
 
     for package in sorted(packages):
         setattr(Machine, package.replace("-", "_"), _rule_for(package))
+    for number in range(STEERING):
+        setattr(Machine, f"{STEERED}_{number}", _rule_for(STEERED))
     Machine.__name__ = Machine.__qualname__ = f"Machine_{target.class_name}"
     return Machine
 

@@ -609,6 +609,13 @@ RULES: tuple[Rule, ...] = (
         source="v1/core/sched/scheduler.py add_request",
     ),
     Rule(
+        "VLL-104", "requests go the ways there are",
+        "A request passes from state to state as the table in docs/life-cycle.md has it: none runs "
+        "that waits for its load, none comes back that has ended.",
+        _V, "a step that schedules something",
+        source="v1/core/sched/scheduler.py schedule, _preempt_request, finish_requests",
+    ),
+    Rule(
         "VLL-201", "blocks of a failed load are not used",
         "KV that the connector reported as failed is recomputed before anyone reads it, and is not "
         "left in the prefix cache. Known to fail: V-01, the request is aborted before it "

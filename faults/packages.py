@@ -75,8 +75,8 @@ _BY_ACTION = {action: p.name for p in PACKAGES for action in p.actions}
 def package_of(action: Action) -> str | None:
     """The package that an action belongs to; None for arrivals and steps."""
     match action:
-        case Reset(running):
-            return "preempt" if running else "reset"
+        case Reset(running, connector):  # of vLLM's own cache: what returns is found outside
+            return "preempt" if running else "reset" if connector else "full-hit"
         case Fail(direction="save"):
             return "fail-save"
         case Fail():

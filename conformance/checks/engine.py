@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
+from kvconform.conformance.cycle import REACHED
 from kvconform.conformance.ledger import BY_ITSELF
 from kvconform.scenario.trace import Event
 
@@ -191,6 +192,28 @@ class OutputFollows(Check):
             )  # fmt: skip
 
 
+class FollowsTheCycle(Check):
+    """VLL-104."""
+
+    rule = "VLL-104"
+
+    def on_scheduled(self, event: Event) -> None:
+        self.reached += bool(event.data["tokens"])
+        self._look(event)
+
+    def on_quiet(self, event: Event) -> None:
+        self._look(event)
+
+    def _look(self, event: Event) -> None:
+        for state, to in self.ledger.walked.keys() - REACHED:
+            self.fail(
+                event, f"{state}, then {to}", where="schedule",
+                expected=f"after '{state}' one of "
+                + ", ".join(sorted(f"'{b}'" for a, b in REACHED if a == state)),
+                got=f"'{to}'", why="what a connector knows of its requests no longer holds",
+            )  # fmt: skip
+
+
 class OneOfAnId(Check):
     """VLL-103."""
 
@@ -254,6 +277,7 @@ class GoesOn(Check):
 CHECKS = (
     CommonBlocks,
     EndsInOrder,
+    FollowsTheCycle,
     FinishedOnce,
     FailedLoadsNotUsed,
     OwnBlocks,

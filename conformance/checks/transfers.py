@@ -142,7 +142,7 @@ class PromisesHold(Check):
     """KVC-108."""
 
     rule = "KVC-108"
-    _outside = ("forget", "expire", "peer-gone", "repeat", "reset")
+    _outside = ("forget", "expire", "peer-gone", "repeat")
     """After these a load may fail that nobody told to."""
 
     def on_moved(self, event: Event) -> None:
@@ -151,7 +151,8 @@ class PromisesHold(Check):
             return
         self.reached += data["opened"] != event.step or data["direction"] == "pull"
         missing = sorted(set(data["failed"]) - set(data.get("given", data["failed"])))
-        if missing and not any(self.ledger.faults[name] for name in self._outside):
+        outside = self.ledger.resets or any(self.ledger.faults[name] for name in self._outside)
+        if missing and not outside:
             self.fail(
                 event, f"{data['direction']} of what is not there", where="transport",
                 expected=f"what {event.request} was promised, in block {missing[0]} too",
