@@ -31,8 +31,20 @@ LEVELS: dict[str, str] = {
 ORDERS: Mapping[str, frozenset[str]] = {
     "plain": frozenset({"route"}),
     "transport": frozenset(
-        {"route", "repeat", "hold", "release", "drop", "busy", "forget", "fail", "fail-save", "cut"}
-    ),
+        {
+            "route",
+            "repeat",
+            "hold",
+            "release",
+            "drop",
+            "busy",
+            "refuse",
+            "forget",
+            "fail",
+            "fail-save",
+            "cut",
+        }
+    ),  # fmt: skip
     "mooncake": frozenset({"route", "hold", "release", "fail", "cut"}),
 }
 """What each world can be told to do (see ``faults``)."""

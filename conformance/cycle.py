@@ -20,12 +20,12 @@ that load has come to an end, and the request waits to be scheduled. ``kept``: i
 blocks are being sent. ``ended loading``: it ended while its load was owed, which it still is."""
 
 Cause = Literal[
-    "arrive", "defer", "answer", "admit", "admit load", "received", "again", "preempt", "end", "end kept",
-    "sent",
+    "arrive", "defer", "answer", "admit", "admit load", "received", "again", "preempt", "end",
+    "end kept", "sent",
 ]  # fmt: skip
-"""``defer``: its lookup answers None, ``answer``: a number. ``admit``: without an asynchronous load.
-``again``: its load has failed, and it waits anew. ``end``: request_finished answered False, ``end
-kept``: True."""
+"""``defer``: its lookup answers None, ``answer``: a number. ``admit``: without an asynchronous
+load. ``again``: its load has failed, and it waits anew. ``end``: request_finished answered False,
+``end kept``: True."""
 
 Phase = Literal["-", "planned", "under way", "moved", "some ranks"]
 """How far the transfers of a request are: none is owed; planned; bytes have to move yet; they have
@@ -96,6 +96,7 @@ PAIRS: tuple[tuple[State, Phase], ...] = (
     ("loading", "some ranks"),
     ("loaded", "-"),
     ("running", "-"),
+    ("running", "under way"),
     ("preempted", "-"),
     ("kept", "under way"),
     ("kept", "moved"),

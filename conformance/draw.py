@@ -30,6 +30,7 @@ from kvconform.scenario.actions import (
     Forget,
     Hold,
     Lose,
+    Refuse,
     Release,
     Repeat,
     Reset,
@@ -184,17 +185,20 @@ class Moves:
     def _steered(self) -> Move:
         k, blocks = self.draw(st.integers(0, 7)), self.draw(st.integers(2, 4))
         late, tail = self.draw(st.booleans()), self.draw(st.sampled_from((0, 8)))
+        fresh = self.draw(st.booleans())
         if not self._wanted:
             return self._steps()
         self._fresh += 1
         prompt = Prompt(RARE + self._fresh, blocks * self.shape.block_size + tail)
-        name, state, phase = steer.rarest(self._wanted, self._seen, k)
+        cell = name, state, phase = steer.rarest(self._wanted, self._seen, k)
+        self._seen["/".join(cell)] += 1  # aimed at: some cannot be met
         home = 1 if self.shape.topology == "pd" else 0
         first = (Release(), Step(1, home)) if late else (Step(2, home), Release())
         return (
-            *steer.path(state, phase, prompt, self.shape),
+            *steer.path(state, phase, prompt, self.shape, fresh),
             *steer.fault(name, prompt, self.shape),
             *first, Step(3, 0), Step(3, home),
+            Reset(engine=home), Arrive(prompt, 2), Step(3, 0), Step(3, home),
         )  # fmt: skip
 
     # -- steps ------------------------------------------------------------------------------------
@@ -394,12 +398,22 @@ class Moves:
         if "full-hit" not in self.packages or self.draw(st.booleans()):
             return (fail, self._arrival(), *self._steps(3))
         first = self._returning()
-        again = Arrive(first.prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)
+        prompt = first.prompt
+        if self.draw(st.booleans()):  # more of it has to be computed beside the load
+            prompt = Prompt(prompt.family, self.draw(st.sampled_from((40, 70))))
+        again = Arrive(prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)
         more: Move = (again,) if self.draw(st.booleans()) else ()
         after: Move = self._abort() if "abort" in self.packages and self.draw(st.booleans()) else ()
         return (first, *self._through(first, 5), Reset(engine=self._home(first)), fail, again,
                 *more, *self._through(again, self.draw(st.integers(1, 2))), *after,
                 *((again,) if after else ()))  # fmt: skip
+
+    def _full(self) -> Move:
+        """Several requests want to save at once, and some may not."""
+        arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(1, 3))))
+        refuse = Refuse(self.draw(st.integers(1, 2)))
+        late: Move = (Step(1),) if self.draw(st.booleans()) else ()
+        return (*arrivals, *late, refuse, *self._through(arrivals[0], 3), *self._steps())
 
     def _fail_save(self) -> Move:
         fail = Fail(

@@ -18,6 +18,7 @@ from kvconform.scenario.actions import (
     Forget,
     Hold,
     Lose,
+    Refuse,
     Release,
     Repeat,
     Reset,
@@ -72,6 +73,9 @@ class Interpreter:
                 self._record(action, _rank(action.rank), effect)
             case Drop():
                 self._drop(action)
+            case Refuse():
+                effect = self.cluster.world.refuse(action.saves)
+                self._record(action, f"{action.saves} saves", effect)
             case Forget():
                 effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.forget(action.lookups)
                 self._record(action, f"{action.lookups} lookups", effect)

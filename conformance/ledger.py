@@ -183,7 +183,7 @@ class Ledger:
         self.resets = 0
         self._kept = Prefixes()
         self._to_keep: list[Facts] = []
-        self._stored = 0  # blocks since then, at most
+        self._stored = 0  # blocks, at most; those that were forgotten may take room still
         self._connector_event = False
         self._forgets = False
         self._computed: dict[str, int] = {}
@@ -320,7 +320,7 @@ class Ledger:
             self.world_version += event.data["told"]
         if event.data["name"] == "reset_cache":
             self.resets += 1
-            self._kept, self._to_keep, self._stored = Prefixes(), [], 0
+            self._kept, self._to_keep = Prefixes(), []
             for facts in self.requests.values() if event.data["answer"] is True else ():
                 # Who has not ended may compute anew what it will save; that is judged kindly.
                 mine = facts.engine == event.engine  # of other engines the KV may be new
@@ -482,7 +482,7 @@ class Ledger:
         0 where that cannot be said: something is being saved yet, saves or loads have failed, the
         store may have run out of room.
         """
-        spoiled = ("fail-save", "fail-load", "lost", "forget", "shutdown")
+        spoiled = ("full", "fail-save", "fail-load", "lost", "forget", "shutdown")
         if self.shape.topology != "store" or any(self.faults[name] for name in spoiled):
             return 0
         size = self.shape.block_size

@@ -117,8 +117,8 @@ def make_machine(
             self.do(data, None)
 
         def do(self, data: Any, package: str | None) -> None:
-            self.moves.draw = data.draw
             if self.run is not None and not self.run.halted:
+                self.moves.draw = data.draw
                 self.carry_out(self.moves.draw_move(package))
 
         def carry_out(self, move: Move) -> None:

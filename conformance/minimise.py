@@ -21,6 +21,7 @@ from kvconform.scenario.actions import (
     Forget,
     Hold,
     Lose,
+    Refuse,
     Release,
     Repeat,
     Reset,
@@ -200,6 +201,9 @@ def simpler(action: Action) -> Iterator[Action]:
         case Busy(lookups):
             for k in _lower(lookups, 1):
                 yield Busy(k)
+        case Refuse(saves):
+            for k in _lower(saves, 1):
+                yield Refuse(k)
         case Forget(lookups):
             for k in _lower(lookups, 1):
                 yield Forget(k)

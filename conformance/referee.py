@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from kvconform.conformance.checks import ALL, Check
 from kvconform.conformance.ledger import Ledger
 from kvconform.conformance.rules import BY_ID
 from kvconform.scenario.shape import Shape
+from kvconform.scenario.target import DECLARED
 from kvconform.scenario.trace import Event, Kind
 from kvconform.scenario.violation import Violation
 
@@ -27,13 +28,16 @@ class Referee:
         target_class: the class under test, for fingerprints.
         shape: the run's.
         vllm: the version that it runs on; objections with rules that are not of it are dropped.
+        features: what the target declares; the same for rules that need more to be declared.
 
     Attributes:
         ledger: the facts, derived from events.
         violation: the first objection; it ends the run.
     """
 
-    def __init__(self, target_class: str, shape: Shape, vllm: str = "") -> None:
+    def __init__(
+        self, target_class: str, shape: Shape, vllm: str = "", features: Collection[str] = DECLARED
+    ) -> None:
         self.ledger = Ledger(shape)
         self.violation: Violation | None = None
         self.checks: list[Check] = [c(self.ledger, target_class, self._object) for c in ALL]
@@ -42,6 +46,7 @@ class Referee:
             for name in _EARS[type(check)]:
                 self._ears[name[3:]].append(getattr(check, name))
         self._vllm = vllm
+        self._undeclared = DECLARED - set(features)
         self._last_words: dict[str, Event] = {}
 
     def hear(self, event: Event) -> None:
@@ -79,5 +84,7 @@ class Referee:
         return counts
 
     def _object(self, violation: Violation) -> None:
-        if self.violation is None and BY_ID[violation.fingerprint.rule].holds_for(self._vllm):
+        rule = BY_ID[violation.fingerprint.rule]
+        holds = rule.holds_for(self._vllm) and not rule.features & self._undeclared
+        if self.violation is None and holds:
             self.violation = violation

@@ -98,6 +98,7 @@ _ALL = frozenset(
         "tight-pool",
         "fail-load",
         "same-id",
+        "full",
         "fail-save",
         "lost",
         "forget",

@@ -66,7 +66,9 @@ class Run:
         self.target = target
         self.shape = shape or Shape()
         self.trace = Trace()
-        self.referee = Referee(target.class_name, self.shape, compat.vllm_version())
+        self.referee = Referee(
+            target.class_name, self.shape, compat.vllm_version(), target.features
+        )
         self.trace.listen(self.referee.hear)
         self.actions: list[Action] = []
         self.halted = False

@@ -13,12 +13,12 @@ from typing import Any
 from kvconform.conformance.check import ORDERS
 from kvconform.conformance.pool import Death, Limits, Pool
 from kvconform.conformance.rules import BY_ID
-from kvconform.conformance.units import Found, Job, Result, Unit
+from kvconform.conformance.units import RIGHT_HERE, Found, Job, Result, Unit
 from kvconform.conformance.verdict import is_core
 from kvconform.faults.packages import NAMES, possible
 from kvconform.scenario.target import Target
 
-EXAMPLES = 400
+EXAMPLES = 600
 """Runs that a hunt may take, beside the fixed scenarios."""
 
 SECONDS = 60.0
@@ -65,6 +65,7 @@ class Hunt:
         examples: runs until then.
         seconds: CPU time until then.
         actions: of the shrunk scenario.
+        right_here: it was not hunted: on this vLLM it is right.
         scenario: that scenario, as JSON.
     """
 
@@ -78,6 +79,7 @@ class Hunt:
     examples: int = 0
     seconds: float = 0.0
     actions: int = 0
+    right_here: bool = False
     scenario: Mapping[str, Any] | None = None
 
 
@@ -111,7 +113,9 @@ def hunt_all(
                 continue
             assert done.result is not None
             prey = _prey(quarry, done.result)
-            if prey is None:
+            if RIGHT_HERE in done.result.refused:
+                yield Hunt(quarry.name, False, right_here=True)
+            elif prey is None:
                 tell(f"{quarry.name} lives")
                 yield Hunt(quarry.name, False, examples=done.result.examples,
                            seconds=done.result.seconds)  # fmt: skip

@@ -24,6 +24,7 @@ from kvconform.scenario.actions import (
     Forget,
     Hold,
     Lose,
+    Refuse,
     Release,
     Repeat,
     Reset,
@@ -90,7 +91,22 @@ _WAYS: Mapping[State, tuple[State, ...]] = {
 }
 """The shortest way to each state, from ``waiting``."""
 
+FRESH: tuple[Recipe, ...] = (
+    Recipe("waiting", "running", (Step(),)),
+    Recipe("running", "preempted", (Reset(running=True),)),
+    Recipe("running", "kept", (Hold("save"), Step(OUTPUT))),
+)
+"""The same for one whose prompt nobody has had."""
+
+_FRESH_WAYS: Mapping[State, tuple[State, ...]] = {
+    "running": ("running",),
+    "preempted": ("running", "preempted"),
+    "kept": ("running", "kept"),
+}
+
 _BY_STATES = {(recipe.state, recipe.to): recipe.actions for recipe in RECIPES}
+
+_FRESH = {(recipe.state, recipe.to): recipe.actions for recipe in FRESH}
 
 _PHASES: Mapping[Phase, Actions] = {
     "-": (),
@@ -118,12 +134,19 @@ def begin(prompt: Prompt, shape: Shape) -> Actions:
     return (Hold("load"), arrive, Step(4)) if shape.topology == "pd" else (arrive,)
 
 
-def path(state: State, phase: Phase, prompt: Prompt, shape: Shape) -> Actions:
-    """Actions that bring a request with this prompt, the latest one, into a state."""
-    actions = [*outside(prompt, shape), *begin(prompt, shape)]
+def path(state: State, phase: Phase, prompt: Prompt, shape: Shape, fresh: bool = False) -> Actions:
+    """Actions that bring a request with this prompt, the latest one, into a state.
+
+    ``fresh``: without anything of it outside, if there is such a way.
+    """
+    fresh = fresh and state in _FRESH_WAYS and shape.topology == "store"
+    before = Hold("save") if (state, phase) == ("running", "under way") else None
+    actions: list[Action] = [] if before is None else [before]
+    actions += () if fresh else outside(prompt, shape)
+    actions += begin(prompt, shape)
     at: State = "waiting"
-    for to in _WAYS[state]:
-        actions += _BY_STATES[at, to]
+    for to in (_FRESH_WAYS if fresh else _WAYS)[state]:
+        actions += (_FRESH if fresh else _BY_STATES)[at, to]
         at = to
     actions += _PHASES[phase]
     if shape.topology == "pd":  # it goes on where it decodes
@@ -159,6 +182,8 @@ def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:
             )
         case "fail-load":
             return (Fail(2), Arrive(prompt, 4))
+        case "full":
+            return (Refuse(),)
         case "fail-save":
             return (Fail(2, direction="save"),)
         case "lost":

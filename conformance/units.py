@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from kvconform.scenario.codec import decode, encode
 from kvconform.scenario.errors import RefusedError
+from kvconform.scenario.releases import within
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.target import Target
 from kvconform.scenario.trace import Event
@@ -38,6 +39,9 @@ LONG_MOVES = 40
 
 SOAK_PARTS = 10
 """L4 is cut into so many parts, each with as many runs as all of L3."""
+
+RIGHT_HERE = "right on this vLLM"
+"""A hunt that was not begun: its target is wrong on older releases only."""
 
 UnitKind = Literal["static", "life-cycle", "explore", "hunt", "settle", "play"]
 
@@ -386,9 +390,13 @@ def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> N
     from kvconform.conformance.machine import explore, make_machine
     from kvconform.conformance.rules import BY_ID
     from kvconform.conformance.verdict import is_core
+    from kvconform.engine.compat import vllm_version
     from kvconform.faults.transport import make_world
 
     unit, target, result = job.unit, job.target, gather.result
+    if not within(vllm_version(), "", target.until):
+        result.refused[RIGHT_HERE] += 1
+        return
     began = time.process_time()
 
     def over() -> bool:

@@ -131,6 +131,10 @@ class World:
     def drop(self, transfer: Pending) -> None:
         """A transfer is lost on its way."""
 
+    def refuse(self, saves: int) -> bool:
+        """Have no room for the next saves."""
+        return False
+
     def forget(self, lookups: int) -> bool:
         """Forget what the next lookups find, once they have found it."""
         return False

@@ -48,6 +48,8 @@ PACKAGES: tuple[Package, ...] = (
     Package("tight-pool", "few blocks and a small store: waiting, preemption, eviction"),
     Package("fail-load", "loads fail, whole or in part", legal=False, actions=("fail",),
             orders=("fail",)),
+    Package("full", "the store has no room for what is to be saved", actions=("refuse",),
+            orders=("refuse",)),
     Package("fail-save", "saves fail, whole or in part", legal=False, actions=("fail",),
             orders=("fail-save",)),
     Package("lost", "open transfers are lost: they end late, and as failed", legal=False,

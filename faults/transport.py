@@ -9,6 +9,7 @@ that they would have had, and decides *when* bytes move and whether they do. Sem
 * a failed load or save moves none of its failed blocks, and says which they are;
 * a transfer that is lost ends when the transport gives it up, with all its blocks failed;
 * a busy store does not answer lookups; the connector has to say ``None``;
+* a full store grants no room for a save;
 * a forgetful store has nothing left of what it has just found, but for what somebody holds;
 * an engine that is cut off can be read by no other, and hears nothing from them.
 
@@ -61,8 +62,8 @@ class TransportWorld(World):
     """Holds, releases, reorders and fails transfers, and leaves lookups unanswered."""
 
     offers = frozenset(
-        {"route", "repeat", "hold", "release", "drop", "busy", "forget", "fail", "fail-save",
-         "cut"}
+        {"route", "repeat", "hold", "release", "drop", "busy", "refuse", "forget", "fail",
+         "fail-save", "cut"}
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ class TransportWorld(World):
         self._planned: dict[str, set[bytes]] = {}
         self._offers: dict[tuple[str, int], tuple[int, Sequence[int], list[int]]] = {}
         self._busy = 0
+        self._refusals = 0
         self._forgetful = 0
         self._failures: list[_Failure] = []
         self._counts: dict[tuple[str, str, int], int] = {}
@@ -116,6 +118,10 @@ class TransportWorld(World):
         self._busy += lookups
         return True
 
+    def refuse(self, saves: int) -> bool:
+        self._refusals += saves
+        return True
+
     def forget(self, lookups: int) -> bool:
         self._forgetful += lookups
         return True
@@ -136,7 +142,7 @@ class TransportWorld(World):
         self.move(transfer, lost=True)
 
     def calm(self) -> None:
-        self._busy = self._forgetful = 0
+        self._busy = self._refusals = self._forgetful = 0
         self._failures.clear()
         self._cut.clear()
         super().calm()
@@ -152,6 +158,13 @@ class TransportWorld(World):
             self._busy -= 1
             return False
         return True
+
+    def refuses(self) -> bool:
+        """Whether the store has no room for this save."""
+        if self._refusals:
+            self._refusals -= 1
+            return True
+        return False
 
     def forgets(self) -> bool:
         """Whether the store forgets what it has found just now."""
@@ -364,7 +377,7 @@ class ObedientTransport:
     def reserve(self, holder: str, keys: Sequence[bytes]) -> Any:
         """Ask for room for a save that is planned."""
         self.world.planned(holder, keys)
-        granted = self.inner.reserve(holder, keys)
+        granted = [] if self.world.refuses() else self.inner.reserve(holder, keys)
         if granted:
             self.world.holds(self, "room reserved", holder)
         return granted

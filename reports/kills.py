@@ -17,7 +17,8 @@ def table(hunts: Sequence[Mapping[str, Any]], says: Mapping[str, str]) -> str:
         hunts: how each hunt ended (see ``conformance/selftest.py``), as data.
         says: by name, the mistake in a sentence.
     """
-    mutants = [h for h in hunts if not h["twin"]]
+    away = [h for h in hunts if h["right_here"]]
+    mutants = [h for h in hunts if not h["twin"] and not h["right_here"]]
     twins = [h for h in hunts if h["twin"]]
     killed = [h for h in mutants if h["killed"]]
     lines = ["", "  " + "".join(f"{title:<{width}}" for title, width in _COLUMNS).rstrip()]
@@ -33,6 +34,8 @@ def table(hunts: Sequence[Mapping[str, Any]], says: Mapping[str, str]) -> str:
     for hunt in mutants:
         if not hunt["killed"]:
             lines.append(f"  ALIVE  {hunt['name']}: {says.get(hunt['name'], '')}")
+    for hunt in away:
+        lines.append(f"  not wrong on this vLLM: {hunt['name']}")
     for hunt in twins:
         if hunt["killed"]:
             lines.append(f"  ALARM  the right connector ({hunt['name']}): {hunt['rule']}")

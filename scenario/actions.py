@@ -128,6 +128,14 @@ class Drop(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Refuse(Action):
+    """The store is full: for the next ``saves`` that are planned there is no room."""
+
+    do: ClassVar[str] = "refuse"
+    saves: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Forget(Action):
     """The store forgets, behind each of the next ``lookups`` that find something, what was found.
 
@@ -196,8 +204,8 @@ class Stop(Action):
 ACTIONS: Mapping[str, type[Action]] = {
     cls.do: cls
     for cls in (
-        Arrive, Abort, Step, Hold, Release, Drop, Busy, Forget, Fail, Reset, Tick, Lose, Repeat,
-        Cut, Stop,
+        Arrive, Abort, Step, Hold, Release, Drop, Busy, Refuse, Forget, Fail, Reset, Tick, Lose,
+        Repeat, Cut, Stop,
     )
 }  # fmt: skip
 

@@ -32,6 +32,8 @@ class Mutant:
         shape: fields of the shape that it needs to show.
         faults: packages that it needs; empty: any.
         extra: more of the connector's config.
+        keeps: it is a mutant of a connector that keeps what has ended.
+        until: last vLLM on which it is wrong; empty: it still is.
     """
 
     name: str
@@ -45,3 +47,5 @@ class Mutant:
     shape: Mapping[str, Any] = field(default_factory=_nothing)
     faults: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing)
+    keeps: bool = True
+    until: str = ""

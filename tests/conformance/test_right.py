@@ -26,8 +26,8 @@ from tests.rules.targets import wrong_target
         right(KeepsAll),
         right(PartOfABlock),
         # What some members of the zoo are mutants of.
-        wrong_target(SavesAsItGoes),
-        wrong_target(SavesInBackground),
+        wrong_target(SavesAsItGoes, keeps=False),
+        wrong_target(SavesInBackground, keeps=False),
     ],
     ids=lambda target: target.name,
 )

@@ -10,8 +10,9 @@ from kvconform.scenario.target import Target
 ASCEND = resolve("ascend")
 
 
-def wrong_target(cls: type) -> Target:
+def wrong_target(cls: type, keeps: bool = True) -> Target:
     """The reference connector's set-up with another class."""
     return dataclasses.replace(
-        ASCEND, name=cls.__name__, cls=f"{cls.__module__}:{cls.__name__}", title=""
-    )
+        ASCEND, name=cls.__name__, cls=f"{cls.__module__}:{cls.__name__}", title="",
+        features=tuple(f for f in ASCEND.features if keeps or f != "keeps"),
+    )  # fmt: skip
