@@ -44,7 +44,7 @@ ORDERS: Mapping[str, frozenset[str]] = {
             "fail-save",
             "cut",
         }
-    ),  # fmt: skip
+    ),
     "mooncake": frozenset({"route", "hold", "release", "fail", "cut"}),
 }
 """What each world can be told to do (see ``faults``)."""

@@ -47,7 +47,8 @@ STEERED = "steered"
 """Stands for a package in :meth:`Moves.draw_move`: what was met most seldom is aimed at."""
 
 RETURNING = 2
-"""Prompts that return at the end of a run."""
+"""Prompts that return at the end of a run, and how often: what is found once may have been made
+complete by that."""
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
@@ -164,12 +165,12 @@ class Moves:
             dataclasses.replace(a, max_tokens=2, priority=0, again=None, stop=None)
             for a in list(last.values())[-RETURNING:]
         ]
-        return (
-            Release(),
+        once = (
             *(Step(3, engine) for engine in engines),
             *(Reset(engine=engine) for engine in engines),
             *(step for a in again for step in (a, *self._through(a, 3))),
         )
+        return (Release(), *once * RETURNING) if again else ()
 
     # -- what was met most seldom -----------------------------------------------------------------
 
@@ -371,6 +372,8 @@ class Moves:
 
     def _tight_pool(self) -> Move:
         tight = self.shape.num_blocks <= TIGHT
+        if tight and not self.draw(st.integers(0, 2)):
+            return self._to_the_brim()
         if tight and "full-hit" in self.packages and self.draw(st.booleans()):
             # What is found outside finds no room, and is looked up in every step.
             *before, again = self._outside_again()
@@ -383,6 +386,20 @@ class Moves:
                     *self._through(again, self.draw(st.integers(2, 6))))  # fmt: skip
         arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(2, 3))))
         return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
+
+    def _to_the_brim(self) -> Move:
+        """Full blocks fill the pool, so that what is taken from one goes to the other at once."""
+        size, left = self.shape.block_size, self.shape.num_blocks - 1
+        held: Move = (
+            (Hold("save"),) if "delay" in self.packages and self.draw(st.booleans()) else ()
+        )
+        arrivals: list[Action] = []
+        while left > 0:
+            blocks = min(left, self.draw(st.integers(2, 4)))
+            self._fresh += 1
+            arrivals.append(Arrive(Prompt(RARE + self._fresh, blocks * size), 20))
+            left -= blocks
+        return (*held, *arrivals, Step(self.draw(st.integers(2, 6))), Release(), *self._steps())
 
     def _fail_load(self) -> Move:
         if "full-hit" in self.packages and not self.draw(st.integers(0, 3)):
@@ -399,8 +416,10 @@ class Moves:
             return (fail, self._arrival(), *self._steps(3))
         first = self._returning()
         prompt = first.prompt
-        if self.draw(st.booleans()):  # more of it has to be computed beside the load
-            prompt = Prompt(prompt.family, self.draw(st.sampled_from((40, 70))))
+        if self.draw(st.booleans()):  # a block is loaded within a step, and more is computed
+            self._fresh += 1
+            first = dataclasses.replace(first, prompt=Prompt(RARE + self._fresh, 17))
+            prompt = Prompt(first.prompt.family, self.draw(st.sampled_from((40, 70))))
         again = Arrive(prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)
         more: Move = (again,) if self.draw(st.booleans()) else ()
         after: Move = self._abort() if "abort" in self.packages and self.draw(st.booleans()) else ()
@@ -410,10 +429,19 @@ class Moves:
 
     def _full(self) -> Move:
         """Several requests want to save at once, and some may not."""
-        arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(1, 3))))
         refuse = Refuse(self.draw(st.integers(1, 2)))
-        late: Move = (Step(1),) if self.draw(st.booleans()) else ()
-        return (*arrivals, *late, refuse, *self._through(arrivals[0], 3), *self._steps())
+        if "full-hit" not in self.packages or self.draw(st.booleans()):
+            arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(1, 3))))
+            late: Move = (Step(1),) if self.draw(st.booleans()) else ()
+            return (*arrivals, *late, refuse, *self._through(arrivals[0], 3), *self._steps())
+        # One grows by a block in the step in which another is refused; what it left returns.
+        self._fresh += 1
+        length = self.shape.block_size * 2 - self.draw(st.integers(0, 2))
+        first = Arrive(Prompt(RARE + self._fresh, length), 20)
+        grown = dataclasses.replace(first.prompt, answer=19)
+        few = self._through(first, self.draw(st.integers(1, 3)))
+        back = (Reset(engine=self._home(first)), Arrive(grown), *self._through(first, 3))
+        return (first, *few, refuse, self._stranger(2), *self._through(first, 22), *back)
 
     def _fail_save(self) -> Move:
         fail = Fail(

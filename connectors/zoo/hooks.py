@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from kvconform.connectors.ascend.connector import AscendConnector
-from kvconform.connectors.ascend.metadata import StepJobs
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.transport import Outcome
 from kvconform.connectors.ascend.worker import WorkerHalf
@@ -73,14 +72,6 @@ class LeftoverHook(AscendConnector):
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
         self.register_kv_caches({"all layers": kv_cache})
-
-
-class NeedsMetadata(AscendConnector):
-    """The layer hooks ask for the step's metadata; a warm-up pass has none (KVC-010; B-036)."""
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        assert isinstance(self._get_connector_metadata(), StepJobs)
-        super().wait_for_layer_load(layer_name)
 
 
 class _MustBeKnown(SchedulerHalf):

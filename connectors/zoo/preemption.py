@@ -98,20 +98,20 @@ class IgnoresPreemption(SavesInBackground):
 
 
 class _FlushesLate(SavesBehind):
-    preempted = False
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._noted: set[str] = set()
 
     def handle_preemptions(self, metadata_or_request_ids: Any) -> None:
-        self.preempted = True
-
-    def get_finished(self, finished_req_ids: set[str]) -> Finished:
-        if self.preempted:
-            super().handle_preemptions(None)
-            self.preempted = False
-        return super().get_finished(finished_req_ids)
+        noted, self._noted = self._noted, set(self._saving)
+        young = {job: name for job, name in self._saving.items() if job not in noted}
+        self._saving = {job: name for job, name in self._saving.items() if job in noted}
+        super().handle_preemptions(metadata_or_request_ids)
+        self._saving |= young
 
 
 class FlushesLate(SavesInBackground):
-    """Saves of preempted requests are ended after the step that takes their blocks (B-137)."""
+    """Saves are ended a step after the one that takes the blocks of the preempted (B-137)."""
 
     worker_half_class = _FlushesLate
 
