@@ -43,6 +43,7 @@ class Facts:
         before_reset: it had ended when its engine's connector forgot all that it had stored.
         plan_followed: its last load moved what its scheduler half had planned, into the blocks that
             were promised; None where that cannot be seen.
+        planned: blocks of the last promise that the workers were told of; None: not even its name.
         load_failed: blocks of a load of it failed.
         by_itself: it has ended at its limit or by a stop token.
         life: resets of connectors' caches before it arrived.
@@ -81,6 +82,7 @@ class Facts:
     received: int = 0
     sent: bool = False
     blocks: tuple[int, ...] = ()
+    planned: frozenset[int] | None = None
     load_is_async: bool = False
     load_step: int = 0
     deferred: bool = False
@@ -345,6 +347,7 @@ class Ledger:
             facts.blocks = tuple(
                 b for ids in event.data["blocks"] for b in ids[low // size : -(-high // size)]
             )
+            facts.planned = None
             facts.load_is_async = event.data["async"]
             facts.load_step = event.step
             facts.loading = event.data["async"]
@@ -365,6 +368,11 @@ class Ledger:
             if before // self.shape.block_size != (before + count) // self.shape.block_size:
                 self.world_version += 1  # a block was filled: it may have been saved
 
+    def _planned(self, event: Event) -> None:
+        facts = self.requests.get(event.request or "")
+        if facts is not None:
+            facts.planned = (facts.planned or frozenset()) | set(event.data["blocks"])
+
     def _opened(self, event: Event) -> None:
         facts = self.requests.get(event.request or "")
         if facts is not None:
@@ -383,7 +391,7 @@ class Ledger:
         facts.under_way[event.data["direction"]] -= facts.under_way[event.data["direction"]] > 0
         facts.moved = True
         facts.load_failed |= bool(event.data["failed"])
-        if event.data["direction"] == "load" and event.data["planned"] is not None:
+        if event.data["direction"] in ("load", "pull") and event.data["planned"] is not None:
             whole = tuple(event.data["blocks"]) == facts.blocks
             facts.plan_followed = event.data["planned"] and whole
         elif event.data["direction"] == "save" and event.data["planned"] is False:

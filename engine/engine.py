@@ -18,7 +18,7 @@ from typing import Any
 from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
 from kvconform.engine.memory import Memory, Promise
-from kvconform.engine.mentions import mentions
+from kvconform.engine.mentions import Said, mentions, said
 from kvconform.engine.oracle import Stream
 from kvconform.engine.recorder import ESCAPING, Recorder
 from kvconform.engine.worker import BeyondError, Worker
@@ -97,6 +97,8 @@ class Engine:
         self._unprocessed: list[frozenset[int]] = []
         self._left_with: dict[str, Any] = {}
         self._rested = False
+        self._unplanned: dict[str, set[int]] = {}
+        self._said = Said()
         self.forgotten_loading: set[str] = set()
         self.delivered: list[Delivered] = []
         try:
@@ -425,15 +427,16 @@ class Engine:
         if fresh:
             local, is_async = self._lookups.get(name, (0, False))
             hits = {b for ids in groups for b in ids[: local // self.shape.block_size]}
-            self.memory.hand_over([b for b in flat if b not in hits], name)
+            self._hand_over([b for b in flat if b not in hits], name)
         else:
             held = set(self._held.get(name, ()))
-            self.memory.hand_over([b for b in flat if b not in held], name)
+            self._hand_over([b for b in flat if b not in held], name)
         self._held[name] = flat
         if external > 0:
             size = self.shape.block_size
             span = slice(local // size, -(-(local + external) // size))
             promised = tuple(b for ids in groups for b in ids[span] if b)
+            self._unplanned[name] = set(promised)
             self.memory.promise(Promise(name, local, local + external, is_async, promised))
         self.trace.emit(
             Event(
@@ -448,13 +451,28 @@ class Engine:
         is_async = isinstance(answer, tuple) and len(answer) == 2 and bool(answer[1])
         self._lookups[request.request_id] = (local, is_async)
 
+    def _hand_over(self, blocks: list[int], name: str) -> None:
+        """Blocks change hands; not those, if vLLM is right, of a request that it keeps."""
+        for kept, request in self.scheduler.requests.items():
+            if not request.is_finished() or kept == name:
+                continue
+            lost = sorted(set(blocks).intersection(self._held.get(kept, ())))
+            if lost:
+                self.trace.emit(
+                    Event(
+                        Kind.GIVEN, self.index, self.step_number, kept, None,
+                        {"blocks": lost, "to": name},
+                    )
+                )  # fmt: skip
+        self.memory.hand_over(blocks, name)
+
     def _hand_over_new_blocks(self, so: Any) -> None:
         cached = so.scheduled_cached_reqs
         for name, new_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new_ids is None or name in self._admitted:
                 continue
             flat = [b for ids in new_ids for b in ids]
-            self.memory.hand_over(flat, name)
+            self._hand_over(flat, name)
             self._held.setdefault(name, []).extend(flat)
 
     def _remember(self, request: Any, *_: Any) -> None:
@@ -471,9 +489,37 @@ class Engine:
     def _before_meta(self, so: Any) -> None:
         self._snapshot = _shape_of(so)
 
-    def _after_meta(self, so: Any, _metadata: Any) -> None:
+    def _after_meta(self, so: Any, metadata: Any) -> None:
+        if self._unplanned:
+            self._look_for_plans(metadata)
         if _shape_of(so) != self._snapshot:
             self._wire("modified", "build_connector_meta changed the scheduler's output")
+
+    def _look_for_plans(self, metadata: Any) -> None:
+        """Whether the scheduler half tells its workers of the loads that it has promised."""
+        self._said = said(metadata)
+        for name, blocks in list(self._unplanned.items()):
+            if self._statuses.get(name) is None and name not in self.scheduler.requests:
+                del self._unplanned[name]
+                continue
+            # A list of some of its blocks, or, where there is none, any of their numbers: lists of
+            # another engine's blocks are about as well.
+            own = [numbers for numbers in self._said.lists if blocks.issuperset(numbers)]
+            told = set().union(*own) if own else blocks & self._said.numbers
+            if name in self._said.names or told:
+                self._unplanned[name] = blocks - told
+                self.trace.emit(
+                    Event(
+                        Kind.PLANNED, self.index, self.step_number, name, None,
+                        {"blocks": sorted(told)},
+                    )
+                )  # fmt: skip
+            if not self._unplanned[name]:
+                del self._unplanned[name]
+
+    def planned(self, *lists: Sequence[int]) -> bool:
+        """Whether the metadata of this step holds all these lists, as they are."""
+        return all(tuple(numbers) in self._said.lists for numbers in lists)
 
     def _wire(self, problem: str, detail: str, hook: str = "build_connector_meta") -> None:
         self.trace.emit(

@@ -44,6 +44,8 @@ class Open(Pending):
     epochs: list[int]
     name: str
     step: int
+    planned: bool | None
+    """Its scheduler half has planned just this; None where that cannot be seen."""
 
     def arrive(self) -> None:
         """The bytes move."""
@@ -191,6 +193,7 @@ class TransportWorld(World):
             [engine.memory.epochs[b] for b in transfer.block_ids],
             f"{transfer.request_id} {transfer.direction} rank {transport.rank} #{count - 1}",
             engine.step_number,
+            self._as_planned(engine, transfer),
         )
         save = transfer.direction == "save"
         foreign = engine.foreign(transfer.request_id, transfer.block_ids) if save else []
@@ -200,6 +203,13 @@ class TransportWorld(World):
             self.pending.append(opened)
         else:
             self.move(opened)
+
+    def _as_planned(self, engine: Engine, transfer: Any) -> bool | None:
+        if transfer.keys:
+            return self._planned.get(transfer.id, set()) >= set(transfer.keys)
+        if transfer.source is not None and transfer.block_ids:
+            return engine.planned(transfer.block_ids, transfer.source.block_ids)
+        return None
 
     def planned(self, holder: str, keys: Sequence[bytes]) -> None:
         """A scheduler half holds keys in the store for a transfer that it plans."""
@@ -329,8 +339,7 @@ class TransportWorld(World):
                 {
                     "transfer": opened.name, "direction": opened.transfer.direction,
                     "blocks": list(opened.transfer.block_ids), "opened": opened.step,
-                    "planned": self._planned.get(opened.transfer.id, set())
-                    >= set(opened.transfer.keys) if opened.transfer.keys else None,
+                    "planned": opened.planned,
                     **more,
                 },
             )

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     RAISED = "raised"  # half, name, error, where, line: an exception escaped a hook
     ANSWERED = "answered"  # half, name, expected, answer: an answer that vLLM cannot work with
     ADMITTED = "admitted"  # local, external, is_async, blocks: blocks were allocated for a request
+    GIVEN = "given"  # blocks, to: blocks of a request that has ended and is kept went to another
     STATUS = "status"  # old, new
     SCHEDULED = "scheduled"  # tokens {request: n}, free (blocks), finished, preempted
     COMMON = "common"  # said, common (blocks per KV group), requests: what a batch has in common
@@ -23,6 +24,7 @@ class Kind(StrEnum):
     OUTPUT = "output"  # recving, sending, invalid, failed: after aggregation, before vLLM sees it
     TOKENS = "tokens"  # tokens, finish: delivered to the client
     WRONG_KV = "wrong_kv"  # position, block, slot, layer, found, blame, ...: attention read it
+    PLANNED = "planned"  # blocks: promised blocks of a request that the step's metadata speaks of
     OPENED = "opened"  # transfer, direction, blocks, planned: bytes are about to move
     MOVED = "moved"  # transfer, direction, blocks, planned, stale, failed, source, ...: bytes moved
     CLOSED = "closed"  # transfer, direction: the connector was told

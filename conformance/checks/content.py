@@ -74,8 +74,16 @@ class Content(Check):
             )  # fmt: skip
 
     def _planner(self, event: Event) -> Side | None:
-        """The scheduler half, where the ranks did what it had planned and the KV is wrong still."""
+        """The scheduler half, where the ranks did what it had planned and the KV is wrong still.
+
+        Nothing was written where nobody was told to: where the workers have not heard of the load,
+        or have heard of other blocks of it.
+        """
         facts = self.ledger.requests.get(event.data["loaded_for"] or "")
+        if facts is not None and event.data["what"] == "never-loaded":
+            told = facts.planned
+            unplanned = told is None or bool(told and event.data["block"] not in told)
+            return "scheduler half" if unplanned else None
         followed = facts is not None and facts.plan_followed and self.ledger.saved_as_planned
         misplaced = event.data["what"] in ("other-tokens", "never-computed")
         return "scheduler half" if followed and misplaced else None

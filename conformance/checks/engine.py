@@ -158,9 +158,19 @@ class OwnBlocks(Check):
 
 
 class NotGivenAway(Check):
-    """VLL-401: counts its provocation; the evidence comes with the transfer."""
+    """VLL-401; further evidence comes with transfers."""
 
     rule = "VLL-401"
+
+    def on_given(self, event: Event) -> None:
+        facts = self.ledger.requests[event.request or ""]
+        if facts.open:
+            self.fail(
+                event, "given away while kept", where="vLLM",
+                expected=f"the blocks of {facts.name} are kept until it has been sent or loaded",
+                got=f"block {event.data['blocks'][0]} is given to {event.data['to']}",
+                why="another request's KV is saved under this one's key",
+            )  # fmt: skip
 
     def on_admitted(self, event: Event) -> None:
         self.reached += bool(self.ledger.open_requests())

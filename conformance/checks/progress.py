@@ -33,6 +33,8 @@ class LoadsEnd(Check):
                 + (f"; only rank(s) {', '.join(map(str, ranks))} reported it" if ranks else ""),
                 why="the request waits for ever",
                 where="get_finished: finished_recving",
+                # Its workers cannot report what they have never heard of.
+                side="scheduler half" if facts.planned is None and not facts.moved else None,
             )
 
 
