@@ -451,7 +451,8 @@ class Moves:
             "save",
         )
         first = self._arrival()
-        again: Move = (Reset(engine=self._home(first)), first) if self.draw(st.booleans()) else ()
+        back = self.draw(st.booleans()) and "full-hit" in self.packages
+        again: Move = (Reset(engine=self._home(first)), first) if back else ()
         return (fail, first, *self._through(first, self.draw(st.integers(2, 6))), *again,
                 *self._steps())  # fmt: skip
 
@@ -484,7 +485,8 @@ class Moves:
         arrive = self._arrival()
         if self.draw(st.integers(0, 3)):
             return (arrive, *self._steps())
-        return (Hold("any"), arrive, *self._through(arrive, self.draw(st.integers(1, 4))), Stop())
+        held: Move = (Hold("any"),) if "delay" in self.packages else ()
+        return (*held, arrive, *self._through(arrive, self.draw(st.integers(1, 4))), Stop())
 
     def _same_id(self) -> Move:
         """A client takes an id again, at once or later; the old request's KV may be on its way."""
@@ -518,7 +520,8 @@ class Moves:
     def _repeat(self) -> Move:
         """A client tries again; the router sends the same hand-over."""
         arrive = self._arrival()
-        held: Move = (Hold("load"),) if self.draw(st.booleans()) else ()
+        late = self.draw(st.booleans()) and "delay" in self.packages
+        held: Move = (Hold("load"),) if late else ()
         return (*held, arrive, *self._through(arrive, self.draw(st.integers(1, 3))),
                 Repeat(self.draw(st.integers(0, 1))), *self._steps(3), Release(),
                 *self._steps(2))  # fmt: skip

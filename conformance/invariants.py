@@ -99,7 +99,6 @@ INVARIANTS: tuple[Invariant, ...] = (
               ("KVC-010", "KVC-501", "KVC-305")),
     Invariant("I38", "what is stored is not stored again", ()),
     Invariant("I39", "shared blocks are not written", ("KVC-404",), ("KVC-401", "KVC-501")),
-    Invariant("I40", "an engine can be shut down at any time", ("KVC-802",)),
 )  # fmt: skip
 
 BY_ID = {invariant.id: invariant for invariant in INVARIANTS}

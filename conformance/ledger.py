@@ -385,19 +385,21 @@ class Ledger:
             self.held = True
         assert event.request is not None
         assert event.rank is not None
-        for block in set(event.data["blocks"]) - set(event.data["failed"]):
-            self.unreported.pop((event.engine, event.rank, block), None)  # a retry moved it
         facts = self.requests[event.request]
-        facts.under_way[event.data["direction"]] -= facts.under_way[event.data["direction"]] > 0
+        direction, failed = event.data["direction"], event.data["failed"]
+        facts.under_way[direction] -= facts.under_way[direction] > 0
         facts.moved = True
-        facts.load_failed |= bool(event.data["failed"])
-        if event.data["direction"] in ("load", "pull") and event.data["planned"] is not None:
+        if direction == "save":  # vLLM is told of failed loads only
+            self.saved_as_planned &= event.data["planned"] is not False
+            return
+        for block in set(event.data["blocks"]) - set(failed):
+            self.unreported.pop((event.engine, event.rank, block), None)  # a retry moved it
+        for block in failed:
+            self.unreported[event.engine, event.rank, block] = event.request
+        facts.load_failed |= bool(failed)
+        if event.data["planned"] is not None:
             whole = tuple(event.data["blocks"]) == facts.blocks
             facts.plan_followed = event.data["planned"] and whole
-        elif event.data["direction"] == "save" and event.data["planned"] is False:
-            self.saved_as_planned = False
-        for block in event.data["failed"]:
-            self.unreported[event.engine, event.rank, block] = event.request
 
     def _closed(self, event: Event) -> None:
         self.world_version += 1

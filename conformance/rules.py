@@ -391,7 +391,8 @@ RULES: tuple[Rule, ...] = (
         "A request that was sent to be prefilled, and ended by itself, by its limit or by a stop "
         "token, leaves its blocks to the engine that decodes: request_finished answers "
         "kv_transfer_params.",
-        _S, "a request that was to be prefilled ended by itself",
+        _S, "a request that was to be prefilled ended by itself; judged where another one, of no "
+        "more blocks, was handed over",
         packages=frozenset({"handover"}), features=frozenset({"pd"}), level="should",
         source="distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py request_finished: "
         "requests that were stopped are handed over like those at their limit",

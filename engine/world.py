@@ -147,7 +147,7 @@ class World:
         """Leave the next lookups unanswered."""
         return False
 
-    def fail(self, transfers: int, blocks: str, rank: int | None, direction: str) -> bool:
+    def fail(self, transfers: int, blocks: str, rank: int | None, direction: str = "load") -> bool:
         """Fail the next loads or saves."""
         return False
 

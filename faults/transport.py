@@ -128,7 +128,7 @@ class TransportWorld(World):
         self._forgetful += lookups
         return True
 
-    def fail(self, transfers: int, blocks: str, rank: int | None, direction: str) -> bool:
+    def fail(self, transfers: int, blocks: str, rank: int | None, direction: str = "load") -> bool:
         assert self._cluster is not None
         where = rank % self._cluster.shape.ranks if rank is not None else None
         self._failures.append(_Failure(transfers, blocks, where, direction))

@@ -12,7 +12,7 @@ class FailuresReported(Check):
     rule = "KVC-601"
 
     def on_moved(self, event: Event) -> None:
-        self.reached += bool(event.data["failed"])
+        self.reached += bool(event.data["failed"]) and event.data["direction"] != "save"
 
     def on_ran(self, event: Event) -> None:
         reported = event.data["invalid"]

@@ -35,14 +35,6 @@ class StartedOnce(Check):
         if _kind(event.data["direction"]) != "load" or not event.data["blocks"]:
             return
         self.reached += 1
-        if not self._promised.get((event.engine, event.request), True):
-            self.fail(
-                event, "started without a promise", where="update_state_after_alloc",
-                expected=f"no load for {event.request}, which was admitted with 0 external tokens",
-                got=f"a load of {len(event.data['blocks'])} block(s)",
-                why="vLLM computes these tokens itself: two write there",
-            )  # fmt: skip
-            return
         started = self._started[event.engine, event.rank, event.request or ""]
         again = sorted(started & set(event.data["blocks"]))
         started.update(event.data["blocks"])
@@ -52,6 +44,13 @@ class StartedOnce(Check):
                 expected=f"one load of each block of {event.request} for each admission",
                 got=f"block {again[0]} is loaded a second time",
                 why="the first may be reported while the second still writes",
+            )  # fmt: skip
+        elif not self._promised.get((event.engine, event.request), True):
+            self.fail(
+                event, "started without a promise", where="update_state_after_alloc",
+                expected=f"no load for {event.request}, which was admitted with 0 external tokens",
+                got=f"a load of {len(event.data['blocks'])} block(s)",
+                why="vLLM computes these tokens itself: two write there",
             )  # fmt: skip
 
     def on_moved(self, event: Event) -> None:

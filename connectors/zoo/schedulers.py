@@ -78,6 +78,17 @@ class ResumesAsNew(Scheduler):
         return ready
 
 
+class RunsWhileLoading(Scheduler):
+    """A request does not wait for the end of its load (VLL-104)."""
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        loading = request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+        if loading and request.num_computed_tokens < request.num_tokens:
+            request.status = RequestStatus.WAITING
+            return True
+        return super()._handle_blocked_waiting_request(request)
+
+
 class CountsWhatIsGone(Scheduler):
     """A preempted request counts as computed what was in the blocks that it gave back (VLL-203)."""
 
