@@ -107,9 +107,11 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("rule", metavar="RULE", help="such as KVC-302, or SCH-04")
 
     listing = commands.add_parser("list", help="list what there is")
-    listing.add_argument("what", choices=("rules", "faults", "profiles", "targets", "mutants"))
+    listing.add_argument(
+        "what", choices=("rules", "states", "faults", "profiles", "targets", "mutants")
+    )
     listing.add_argument("--json", action="store_true")
-    listing.add_argument("--markdown", action="store_true", help="rules as a page")
+    listing.add_argument("--markdown", action="store_true", help="rules, or states, as a page")
 
     doctor = commands.add_parser("doctor", help="show what is installed, and whether it works")
     doctor.add_argument(

@@ -7,6 +7,7 @@ import json
 import textwrap
 from typing import Any
 
+from kvconform.conformance import cycle
 from kvconform.conformance.invariants import BY_ID as INVARIANT
 from kvconform.conformance.invariants import INVARIANTS
 from kvconform.conformance.profiles import PROFILES
@@ -17,6 +18,7 @@ from kvconform.conformance.statements import find as find_statement
 from kvconform.connectors.targets.known import KNOWN
 from kvconform.connectors.zoo.catalogue import MUTANTS
 from kvconform.faults.packages import PACKAGES
+from kvconform.reports import life_cycle
 from kvconform.reports.catalogue import page
 from kvconform.reports.terminal import listing as columns
 from kvconform.scenario.errors import UsageError
@@ -37,16 +39,28 @@ def rules_page() -> str:
     )
 
 
+def states_page() -> str:
+    """The life cycle of a request as Markdown: ``docs/life-cycle.md``."""
+    return life_cycle.page(
+        [dataclasses.asdict(way) for way in cycle.WAYS],
+        cycle.STATES,
+        cycle.CAUSES,
+        cycle.PHASES,
+        cycle.diagram(),
+    )
+
+
 def listing(what: str, *, as_json: bool, markdown: bool = False) -> int:
-    """List rules, faults, profiles, targets or mutants.
+    """List rules, states, faults, profiles, targets or mutants.
 
     Raises:
-        UsageError: Markdown is for rules only.
+        UsageError: Markdown is for rules and states only.
     """
     if markdown:
-        if what != "rules":
-            raise UsageError(f"--markdown is for rules, not for {what}.")
-        print(rules_page(), end="")
+        pages = {"rules": rules_page, "states": states_page}
+        if what not in pages:
+            raise UsageError(f"--markdown is for rules and states, not for {what}.")
+        print(pages[what](), end="")
         return 0
     entries: list[tuple[str, str]]
     match what:
@@ -54,6 +68,8 @@ def listing(what: str, *, as_json: bool, markdown: bool = False) -> int:
             entries = [(r.id, r.title) for r in RULES]
         case "faults":
             entries = [(p.name, p.title + ("" if p.legal else " (hostile)")) for p in PACKAGES]
+        case "states":
+            entries = list(cycle.STATES.items())
         case "profiles":
             entries = [(p.name, p.title) for p in PROFILES]
         case "targets":

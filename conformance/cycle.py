@@ -8,6 +8,7 @@ towards a state follows it (see ``steer``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,21 +16,49 @@ State = Literal[
     "new", "waiting", "deferred", "loading", "loaded", "running", "preempted", "kept",
     "ended loading", "gone",
 ]  # fmt: skip
-"""``deferred``: its lookup answered None. ``loading``: an asynchronous load is owed. ``loaded``:
-that load has come to an end, and the request waits to be scheduled. ``kept``: it has ended, and its
-blocks are being sent. ``ended loading``: it ended while its load was owed, which it still is."""
+
+STATES: Mapping[State, str] = {
+    "new": "its client has not sent it",
+    "waiting": "it waits to be scheduled",
+    "deferred": "its lookup has answered None; it is looked up again",
+    "loading": "an asynchronous load is owed to it",
+    "loaded": "that load has come to an end, and it waits to be scheduled",
+    "running": "it is scheduled",
+    "preempted": "its blocks were taken, and it waits anew",
+    "kept": "it has ended, and its blocks are kept until they have been sent",
+    "ended loading": "it ended while its load was owed, which it still is",
+    "gone": "vLLM has forgotten it, or is about to",
+}
 
 Cause = Literal[
     "arrive", "defer", "answer", "admit", "admit load", "received", "again", "preempt", "end",
     "end kept", "sent",
 ]  # fmt: skip
-"""``defer``: its lookup answers None, ``answer``: a number. ``admit``: without an asynchronous
-load. ``again``: its load has failed, and it waits anew. ``end``: request_finished answered False,
-``end kept``: True."""
+
+CAUSES: Mapping[Cause, str] = {
+    "arrive": "its client sends it",
+    "defer": "its lookup answers None",
+    "answer": "its lookup answers a number",
+    "admit": "it gets blocks, and no asynchronous load",
+    "admit load": "it gets blocks, and an asynchronous load is promised",
+    "received": "every rank has named it in finished_recving",
+    "again": "its load has failed, and it waits anew",
+    "preempt": "its blocks are taken",
+    "end": "request_finished answers False",
+    "end kept": "request_finished answers True",
+    "sent": "every rank has named it in finished_sending",
+}
 
 Phase = Literal["-", "planned", "under way", "moved", "some ranks"]
-"""How far the transfers of a request are: none is owed; planned; bytes have to move yet; they have
-moved, and no rank has said so; some ranks have."""
+
+PHASES: Mapping[Phase, str] = {
+    "-": "no completion is owed",
+    "planned": "one is owed, and nothing has begun",
+    "under way": "bytes have to move yet",
+    "moved": "bytes have moved, and no rank has said so",
+    "some ranks": "some ranks have said so, others have not",
+}
+"""How far the transfers of a request are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +114,6 @@ WAYS: tuple[Way, ...] = (
     Way("ended loading", "sent", "gone", "connector"),
     Way("kept", "sent", "gone", "connector"),
 )  # fmt: skip
-
-STATES: tuple[State, ...] = State.__args__  # type: ignore[attr-defined]
 
 PAIRS: tuple[tuple[State, Phase], ...] = (
     ("waiting", "-"),

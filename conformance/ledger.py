@@ -5,151 +5,16 @@ Checks ask the ledger; it judges nothing.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
 
 from kvconform.conformance.cycle import Phase, State
+from kvconform.conformance.facts import BY_ITSELF, Facts
+from kvconform.conformance.kept import SPOILS, Kept
 from kvconform.conformance.prefixes import Prefixes
 from kvconform.faults.packages import TIGHT, package_of
 from kvconform.scenario.actions import Arrive, action_from_json
-from kvconform.scenario.identity import Identity
-from kvconform.scenario.prompt import follow
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
-
-LOADING = "WAITING_FOR_REMOTE_KVS"
-
-_BY_STATUS: dict[str, State] = {"RUNNING": "running", "PREEMPTED": "preempted"}
-
-BY_ITSELF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
-"""How requests end by what they have computed."""
-
-
-@dataclass
-class Facts:
-    """A request as the contract sees it; where prefill and decode are apart, one leg of it.
-
-    Attributes:
-        tokens: its prompt.
-        max_tokens: output tokens after which it ends.
-        stop: output token that is a stop token, counted from 1.
-        after: of a leg that decodes: the name of the one that prefilled.
-        then: of a leg that prefilled: the name of the one that decodes, once it was forwarded.
-        prefills: its output goes to another engine.
-        was: its state before the last event.
-        moved: bytes have moved for the load or send that is owed.
-        before_reset: it had ended when its engine's connector forgot all that it had stored.
-        plan_followed: its last load moved what its scheduler half had planned, into the blocks that
-            were promised; None where that cannot be seen.
-        planned: blocks of the last promise that the workers were told of; None: not even its name.
-        load_failed: blocks of a load of it failed.
-        by_itself: it has ended at its limit or by a stop token.
-        life: resets of connectors' caches before it arrived.
-        left_blocks: blocks of the first KV group that it had at its end.
-        lost: its client went away before it was forwarded.
-        known: leading tokens of its prompt that an earlier request of the same identity has, in its
-            prompt or its output.
-        foreign: the same of an earlier request of another identity.
-        status: vLLM's status; None before arrival and after it was forgotten.
-        ended: the hook request_finished was called.
-        delayed: its answer was True.
-        loading: an asynchronous load was promised and its completion is still owed.
-        ended_loading: it ended while it was loading.
-        received: completed loads (aggregated).
-        sent: whether its send completed (aggregated).
-        blocks: blocks promised by the last admission with a load.
-        load_is_async: whether that load is asynchronous.
-        load_step: step of that admission.
-        deferred: the last lookup answered None.
-    """
-
-    name: str
-    engine: int
-    tokens: tuple[int, ...]
-    identity: Identity
-    max_tokens: int
-    stop: int | None = None
-    known: int = 0
-    foreign: int = 0
-    status: str | None = None
-    forgotten: bool = False
-    ended: bool = False
-    delayed: bool = False
-    loading: bool = False
-    ended_loading: bool = False
-    received: int = 0
-    sent: bool = False
-    blocks: tuple[int, ...] = ()
-    planned: frozenset[int] | None = None
-    load_is_async: bool = False
-    load_step: int = 0
-    deferred: bool = False
-    after: str | None = None
-    then: str | None = None
-    prefills: bool = False
-    by_itself: bool = False
-    life: int = 0
-    left_blocks: int = 0
-    lost: bool = False
-    load_failed: bool = False
-    plan_followed: bool | None = None
-    before_reset: bool = False
-    was: State = "new"
-    under_way: Counter[str] = field(default_factory=Counter)
-    """Per direction: transfers whose bytes have to move yet."""
-    moved: bool = False
-    delivered: list[int] = field(default_factory=list)
-    reports: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Per (direction, rank): reports for the load or send that is open now."""
-
-    @functools.cached_property
-    def whole(self) -> tuple[int, ...]:
-        """Its prompt, and the output that a right engine gives."""
-        return tuple(follow(self.tokens, self.identity, self.max_tokens)[0])
-
-    @property
-    def output(self) -> tuple[int, ...]:
-        """The output that a right engine gives, up to its stop token."""
-        output = self.whole[len(self.tokens) :]
-        if self.stop is None or self.stop > len(output):
-            return output
-        return output[: output.index(output[self.stop - 1]) + 1]
-
-    @property
-    def open(self) -> bool:
-        """Whether a completion is owed for it."""
-        return self.loading or (self.delayed and not self.sent)
-
-    @property
-    def state(self) -> State:
-        """Where it is in its life (see ``cycle``)."""
-        if self.forgotten:
-            return "gone"
-        if self.ended:
-            if self.ended_loading:
-                return "gone" if self.received or self.sent else "ended loading"
-            return "kept" if self.delayed and not self.sent else "gone"
-        if self.status is None:
-            return "new"
-        if self.status == LOADING:
-            return "loading" if self.loading else "loaded"
-        if self.deferred:
-            return "deferred"
-        return _BY_STATUS.get(self.status, "waiting")
-
-    @property
-    def phase(self) -> Phase:
-        """How far its transfers are."""
-        if any(self.under_way.values()):
-            return "under way"
-        if not self.open:
-            return "-"
-        if any(self.reports.values()):
-            return "some ranks"
-        return "moved" if self.moved else "planned"
-
 
 _WALKS = frozenset({Kind.STATUS, Kind.HOOK, Kind.ADMITTED})
 """Events after which the request that they are of may be in another state."""
@@ -183,9 +48,7 @@ class Ledger:
         self.checked_steps = 0
         self.saved_as_planned = True
         self.resets = 0
-        self._kept = Prefixes()
-        self._to_keep: list[Facts] = []
-        self._stored = 0  # blocks, at most; those that were forgotten may take room still
+        self._kept = Kept(shape)
         self._connector_event = False
         self._forgets = False
         self._computed: dict[str, int] = {}
@@ -312,7 +175,7 @@ class Ledger:
         facts.status = event.data["new"]
         facts.forgotten = event.data["new"] is None
         if facts.forgotten and facts.by_itself and facts.life == self.resets:
-            self._to_keep.append(facts)
+            self._kept.left(facts)
         self._let_go(facts)
         self.world_version += 1
 
@@ -322,7 +185,7 @@ class Ledger:
             self.world_version += event.data["told"]
         if event.data["name"] == "reset_cache":
             self.resets += 1
-            self._kept, self._to_keep = Prefixes(), []
+            self._kept.forget()
             for facts in self.requests.values() if event.data["answer"] is True else ():
                 # Who has not ended may compute anew what it will save; that is judged kindly.
                 mine = facts.engine == event.engine  # of other engines the KV may be new
@@ -428,7 +291,7 @@ class Ledger:
             blocks = event.data["blocks"]
             grouped = isinstance(blocks, tuple)
             facts.left_blocks = len((blocks[0] if blocks else ()) if grouped else blocks)
-            self._stored += facts.left_blocks
+            self._kept.takes(facts.left_blocks)
 
     def _after_ran(self, event: Event) -> None:
         self.world_version += 1
@@ -492,19 +355,9 @@ class Ledger:
         0 where that cannot be said: something is being saved yet, saves or loads have failed, the
         store may have run out of room.
         """
-        spoiled = ("full", "fail-save", "fail-load", "lost", "forget", "shutdown")
-        if self.shape.topology != "store" or any(self.faults[name] for name in spoiled):
-            return 0
-        size = self.shape.block_size
-        if self._to_keep and not any(f.delayed and not f.sent for f in self._current.values()):
-            for left in self._to_keep:
-                computed = len(left.tokens) + len(left.delivered) - 1
-                blocks = min(left.left_blocks, computed // size)
-                self._kept.add(left.whole[: blocks * size], left.identity)
-            self._to_keep.clear()
-        if self._stored > self.shape.store_blocks:
-            return 0
-        return self._kept.shared(facts.tokens, facts.identity)[0] // size * size
+        spoiled = any(self.faults[name] for name in SPOILS)
+        saving = any(f.delayed and not f.sent for f in self._current.values())
+        return 0 if spoiled else self._kept.tokens(facts, saving)
 
     def known_since_reset(self, facts: Facts) -> int:
         """Leading tokens of its prompt that a request since the connector's last reset has."""
@@ -527,9 +380,3 @@ def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
             break
         count += 1
     return count
-
-
-def describe(facts: Facts) -> str:
-    """A request in words, for messages."""
-    state: Any = facts.status or ("forgotten" if facts.forgotten else "not there yet")
-    return f"{facts.name} ({state})"

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvconform.conformance.draw import STEERED, Move, Moves, shapes
+from kvconform.conformance.draw import shapes
+from kvconform.conformance.moves import STEERED, Move, Moves
 from kvconform.conformance.run import Outcome, Run
 from kvconform.conformance.steady import NAME as STEADY
 from kvconform.conformance.units import MOVES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
-from kvconform.conformance.ledger import BY_ITSELF
+from kvconform.conformance.facts import BY_ITSELF
 from kvconform.scenario.trace import Event
 
 

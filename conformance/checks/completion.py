@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
-from kvconform.conformance.ledger import LOADING, Facts, describe
+from kvconform.conformance.facts import LOADING, Facts, describe
 from kvconform.scenario.trace import Event
 
 _RECVING = "get_finished: finished_recving"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvconform.conformance.checks.base import Check
 from kvconform.conformance.cycle import REACHED
-from kvconform.conformance.ledger import BY_ITSELF
+from kvconform.conformance.facts import BY_ITSELF
 from kvconform.scenario.trace import Event
 
 _LOOKUP = "get_num_new_matched_tokens"

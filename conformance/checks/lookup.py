@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvconform.conformance.checks.base import Check
-from kvconform.conformance.ledger import Facts
+from kvconform.conformance.facts import Facts
 from kvconform.scenario.trace import Event
 
 _HOOK = "get_num_new_matched_tokens"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kvconform.conformance.checks.base import Check
-from kvconform.conformance.ledger import LOADING
+from kvconform.conformance.facts import LOADING
 from kvconform.scenario.trace import Event
 
 

@@ -1,0 +1,471 @@
+"""For each fault package its moves.
+
+A move is a short list of actions. Draws never depend on what the target did in this run (a target
+with threads would end in Hypothesis' ``Flaky``); an action refers by selector. Each move brings the
+steps that follow it, for an engine step that is a rule of its own would be absent in many runs.
+Moves prefer that something happens while a transfer is open.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from hypothesis import strategies as st
+
+from kvconform.conformance import steer
+from kvconform.conformance.draw import Draw, lengths, priorities, stops
+from kvconform.conformance.traffic import Traffic
+from kvconform.faults.packages import TIGHT, package_of
+from kvconform.scenario.actions import (
+    Abort,
+    Action,
+    Arrive,
+    Busy,
+    Cut,
+    Drop,
+    Fail,
+    Forget,
+    Hold,
+    Lose,
+    Refuse,
+    Release,
+    Repeat,
+    Reset,
+    Step,
+    Stop,
+    Tick,
+)
+from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.shape import Shape
+
+Move = tuple[Action, ...]
+
+STEERED = "steered"
+"""Stands for a package in :meth:`Moves.draw_move`: what was met most seldom is aimed at."""
+
+RETURNING = 2
+"""Prompts that return at the end of a run, and how often: what is found once may have been made
+complete by that."""
+
+RARE = 1000
+"""Families from here on are never drawn twice: prompts that share nothing."""
+
+_IDENTITIES = ((None, None), ("a", None), ("b", None), (None, "x"), ("a", "x"))
+"""Salts and adapters; never of the same name, which vLLM's hashes do not tell apart until 0.27."""
+
+
+class Moves:
+    """Draws moves; one method per fault package, and the base traffic.
+
+    It counts arrivals, so that prompts of the base traffic share nothing with any other.
+    """
+
+    def __init__(
+        self,
+        draw: Draw,
+        packages: frozenset[str],
+        shape: Shape,
+        chats: bool,
+        seen: Counter[str] | None = None,
+    ) -> None:
+        self.draw = draw
+        self._seen = Counter() if seen is None else seen
+        self._wanted = list(self._in_reach(packages, shape))
+        self._arrived: list[Arrive] = []
+        self.chats = chats and "full-hit" in packages  # their prompts return
+        self.packages = packages
+        self.shape = shape
+        self._fresh = 0
+        self._traffic: Traffic | None = None
+
+    def draw_move(self, package: str | None) -> Move:
+        """A move of this package; None: base traffic."""
+        if package is None:
+            arrive = self._turn() if self.chats else self._stranger()
+            move: Move = (arrive, *self._steps())
+        else:
+            move = getattr(self, "_" + package.replace("-", "_"))()
+        self._arrived += [action for action in move if isinstance(action, Arrive)]
+        return move
+
+    def returns(self) -> Move:
+        """What was asked last is asked once more, of the world outside: what has become of it?"""
+        if "full-hit" not in self.packages:
+            return ()
+        engines = range(self.shape.engines)
+        last = {(a.prompt, a.identity): a for a in self._arrived if a.prompt.num_tokens > 16}
+        again = [
+            dataclasses.replace(a, max_tokens=2, priority=0, again=None, stop=None)
+            for a in list(last.values())[-RETURNING:]
+        ]
+        once = (
+            *(Step(3, engine) for engine in engines),
+            *(Reset(engine=engine) for engine in engines),
+            *(step for a in again for step in (a, *self._through(a, 3))),
+        )
+        return (Release(), *once * RETURNING) if again else ()
+
+    # -- what was met most seldom -----------------------------------------------------------------
+
+    @staticmethod
+    def _in_reach(packages: frozenset[str], shape: Shape) -> Iterator[steer.Cell]:
+        """Cells that these packages alone lead to."""
+        prompt = Prompt(RARE, 2 * shape.block_size)
+        for name, state, phase in steer.cells(sorted(packages)):
+            way = (*steer.path(state, phase, prompt, shape), *steer.fault(name, prompt, shape))
+            if {package_of(action) for action in way} - {None} <= packages:
+                yield name, state, phase
+
+    def _steered(self) -> Move:
+        k, blocks = self.draw(st.integers(0, 7)), self.draw(st.integers(2, 4))
+        late, tail = self.draw(st.booleans()), self.draw(st.sampled_from((0, 8)))
+        fresh = self.draw(st.booleans())
+        if not self._wanted:
+            return self._steps()
+        self._fresh += 1
+        prompt = Prompt(RARE + self._fresh, blocks * self.shape.block_size + tail)
+        cell = name, state, phase = steer.rarest(self._wanted, self._seen, k)
+        self._seen["/".join(cell)] += 1  # aimed at: some cannot be met
+        home = 1 if self.shape.topology == "pd" else 0
+        first = (Release(), Step(1, home)) if late else (Step(2, home), Release())
+        return (
+            *steer.path(state, phase, prompt, self.shape, fresh),
+            *steer.fault(name, prompt, self.shape),
+            *first, Step(3, 0), Step(3, home),
+            Reset(engine=home), Arrive(prompt, 2), Step(3, 0), Step(3, home),
+        )  # fmt: skip
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _steps(self, most: int = 4) -> Move:
+        """Some steps of some engine; where prefill and decode are apart, often of both."""
+        count = self.draw(st.integers(1, most))
+        engine = self.draw(st.integers(0, self.shape.engines - 1))
+        if self.shape.topology == "pd" and engine and self.draw(st.booleans()):
+            return (Step(count, 0), Step(count, engine))
+        return (Step(count, engine),)
+
+    def _home(self, arrive: Arrive) -> int:
+        """The engine that a request ends in."""
+        if self.shape.topology == "pd":
+            return 1 + arrive.engine % (self.shape.engines - 1)
+        return arrive.engine
+
+    def _through(self, arrive: Arrive, count: int) -> Move:
+        """Steps of the engines that a request passes through."""
+        home = Step(count, self._home(arrive))
+        return (Step(count, 0), home) if self.shape.topology == "pd" else (home,)
+
+    # -- arrivals ---------------------------------------------------------------------------------
+
+    def _stranger(self, blocks: int = 0) -> Arrive:
+        """A request whose prompt nobody had and nobody will have, of some or any length."""
+        self._fresh += 1
+        length = self.shape.block_size * blocks - 4 if blocks else self.draw(lengths())
+        return Arrive(
+            Prompt(RARE + self._fresh, max(1, length)),
+            self.draw(st.sampled_from((1, 2, 4, 20))),
+            engine=self.draw(st.integers(0, 1)),
+            priority=self.draw(priorities()),
+            stop=self.draw(stops()),
+        )
+
+    def _returning(self, tenants: bool = False) -> Arrive:
+        """A request whose prompt others have, whole or in part, or with what was answered."""
+        tail = self.draw(st.sampled_from((0, 0, 0, 1, 17)))
+        answer = self.draw(st.sampled_from((0, 0, 0, 1, 19)))
+        salt, adapter = self.draw(st.sampled_from(_IDENTITIES)) if tenants else (None, None)
+        return Arrive(
+            Prompt(self.draw(st.integers(0, 1)), self.draw(lengths()), tail, answer),
+            self.draw(st.sampled_from((1, 2, 4, 20))),
+            salt=salt,
+            adapter=adapter,
+            engine=self.draw(st.integers(0, 1)),
+            priority=self.draw(priorities()),
+            stop=self.draw(stops()),
+        )
+
+    def _turn(self) -> Arrive:
+        """The next turn of a chat."""
+        if self._traffic is None:
+            number = self.draw(st.integers(0, 1 << 16))
+            self._traffic = Traffic(number, tenants="tenants" in self.packages)
+        return self._traffic.next()
+
+    def _arrival(self) -> Arrive:
+        """Whatever arrives in this run."""
+        kinds: list[Callable[[], Arrive]] = [self._stranger]
+        if "full-hit" in self.packages:
+            kinds += [self._returning] * 3
+            kinds.append(self._turn)
+        if "tenants" in self.packages:
+            kinds.append(lambda: self._returning(tenants=True))
+        return self.draw(st.sampled_from(kinds))()
+
+    # -- one per package --------------------------------------------------------------------------
+
+    def _full_hit(self) -> Move:
+        first = self._returning()
+        again = Arrive(
+            first.prompt,
+            self.draw(st.sampled_from((1, 2, 20))),
+            engine=self.draw(st.integers(0, 1)),
+        )
+        between: Move = ()
+        where = self.draw(st.sampled_from(("local", "outside", "both")))
+        if where != "local":
+            between = (Reset(engine=self._home(first)),)
+        if where == "both":  # the first block or two are found locally, the rest outside
+            short = Prompt(first.prompt.family, self.draw(st.sampled_from((17, 33))))
+            prefix = Arrive(short, engine=again.engine)
+            between = (*between, prefix, *self._through(prefix, 3))
+        return (first, *self._through(first, self.draw(st.integers(1, 5))), *between, again,
+                *self._steps())  # fmt: skip
+
+    def _tenants(self) -> Move:
+        first = self._returning(tenants=True)
+        salt, adapter = self.draw(st.sampled_from(_IDENTITIES))
+        again = Arrive(first.prompt, 1, salt, self.draw(st.integers(0, 1)), adapter=adapter)
+        return (first, *self._through(first, 4), again, *self._steps())
+
+    def _delay(self) -> Move:
+        hold = Hold(
+            self.draw(st.sampled_from(("any", "load", "save"))),
+            self.draw(st.sampled_from((None, 0, 1))),
+        )
+        releases = tuple(
+            Release(self.draw(st.integers(0, 3))) for _ in range(self.draw(st.integers(0, 3)))
+        )
+        end: Move = (Release(),) if self.draw(st.booleans()) else ()
+        start: Move = (hold, self._arrival(), *self._steps())
+        if "full-hit" in self.packages and self.draw(st.booleans()):
+            start = self._open_load()
+        return (*start, *self._meanwhile(), *releases, *self._steps(2), *end,
+                *self._steps(2))  # fmt: skip
+
+    def _outside_again(self, hold: Move = ()) -> Move:
+        """A request whose prompt, two blocks or more, is found outside only."""
+        prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from((33, 40, 48, 64))))
+        first = Arrive(prompt, 1, engine=self.draw(st.integers(0, 1)))
+        # Running requests keep the local cache from being emptied, unless they are preempted.
+        reset = Reset(running="preempt" in self.packages, engine=self._home(first))
+        return (first, *self._through(first, 5), reset, *hold, first)
+
+    def _open_load(self) -> Move:
+        """A request that waits for its load."""
+        hold = Hold("load", self.draw(st.sampled_from((None, 0, 1))))
+        *before, again = self._outside_again((hold,))
+        assert isinstance(again, Arrive)
+        return (*before, again, *self._through(again, self.draw(st.integers(1, 2))))
+
+    def _meanwhile(self) -> Move:
+        """What happens while a transfer is open."""
+        options: list[Callable[[], Move]] = [lambda: (self._arrival(), *self._steps(2))]
+        for package in ("abort", "preempt", "reset", "fail-load", "lost", "peer-gone"):
+            if package in self.packages:
+                options.append(getattr(self, "_" + package.replace("-", "_")))
+        return self.draw(st.sampled_from(options))()
+
+    def _abort(self) -> Move:
+        abort = Abort(self.draw(st.integers(0, 3)), self.draw(st.booleans()))
+        if "full-hit" in self.packages and not self.draw(st.integers(0, 2)):
+            if "delay" in self.packages and self.draw(st.booleans()):
+                opened = self._open_load()
+                released: Move = (Release(),)
+            else:  # in the very step in which the load begins, also when nothing holds it
+                opened, released = self._outside_again(), ()
+            aborted = Abort(0, not released or self.draw(st.booleans()))
+            return (*opened, aborted, *self._steps(2), *released, *self._steps(2))
+        before: Move = ()
+        if self.draw(st.booleans()):
+            before = (
+                self._arrival(),
+                *(self._steps(2) if self.draw(st.booleans()) else ()),
+            )
+        return (*before, abort, *self._steps(2))
+
+    def _preempt(self) -> Move:
+        return (
+            self._arrival(),
+            *self._steps(3),
+            Reset(running=True, engine=self.draw(st.integers(0, 1))),
+            *self._steps(2),
+        )
+
+    def _defer(self) -> Move:
+        return (Busy(self.draw(st.sampled_from((1, 2, 3, 1000)))), self._arrival(), *self._steps())
+
+    def _reset(self) -> Move:
+        if self.draw(st.booleans()):  # what was saved before may not be found afterwards
+            first = self._returning()
+            reset = Reset(connector=True, engine=self._home(first))
+            return (first, *self._through(first, 6), reset, first, *self._steps())
+        reset = Reset(connector=self.draw(st.booleans()), engine=self.draw(st.integers(0, 1)))
+        return (reset, self._arrival(), *self._steps())
+
+    def _tight_pool(self) -> Move:
+        tight = self.shape.num_blocks <= TIGHT
+        if tight and not self.draw(st.integers(0, 2)):
+            return self._to_the_brim()
+        if tight and "full-hit" in self.packages and self.draw(st.booleans()):
+            # What is found outside finds no room, and is looked up in every step.
+            *before, again = self._outside_again()
+            assert isinstance(again, Arrive)
+            rivals = tuple(
+                dataclasses.replace(self._stranger(4), max_tokens=20, engine=again.engine)
+                for _ in range(self.shape.num_blocks // 4)
+            )
+            return (*before, *rivals, *self._through(again, 1), again,
+                    *self._through(again, self.draw(st.integers(2, 6))))  # fmt: skip
+        arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(2, 3))))
+        return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
+
+    def _to_the_brim(self) -> Move:
+        """Full blocks fill the pool, so that what is taken from one goes to the other at once."""
+        size, left = self.shape.block_size, self.shape.num_blocks - 1
+        held: Move = (
+            (Hold("save"),) if "delay" in self.packages and self.draw(st.booleans()) else ()
+        )
+        arrivals: list[Action] = []
+        while left > 0:
+            blocks = min(left, self.draw(st.integers(2, 4)))
+            self._fresh += 1
+            arrivals.append(Arrive(Prompt(RARE + self._fresh, blocks * size), 20))
+            left -= blocks
+        return (*held, *arrivals, Step(self.draw(st.integers(2, 6))), Release(), *self._steps())
+
+    def _fail_load(self) -> Move:
+        if "full-hit" in self.packages and not self.draw(st.integers(0, 3)):
+            # A store that goes on failing: it is asked again and again, or not.
+            *before, again = self._outside_again((Fail(1000, "first"),))
+            assert isinstance(again, Arrive)
+            return (*before, again, *self._through(again, 12))
+        fail = Fail(
+            self.draw(st.integers(1, 2)),
+            self.draw(st.sampled_from(("all", "first", "last"))),
+            self.draw(st.sampled_from((None, 0, 1))),
+        )
+        if "full-hit" not in self.packages or self.draw(st.booleans()):
+            return (fail, self._arrival(), *self._steps(3))
+        first = self._returning()
+        prompt = first.prompt
+        if self.draw(st.booleans()):  # a block is loaded within a step, and more is computed
+            self._fresh += 1
+            first = dataclasses.replace(first, prompt=Prompt(RARE + self._fresh, 17))
+            prompt = Prompt(first.prompt.family, self.draw(st.sampled_from((40, 70))))
+        again = Arrive(prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)
+        more: Move = (again,) if self.draw(st.booleans()) else ()
+        after: Move = self._abort() if "abort" in self.packages and self.draw(st.booleans()) else ()
+        return (first, *self._through(first, 5), Reset(engine=self._home(first)), fail, again,
+                *more, *self._through(again, self.draw(st.integers(1, 2))), *after,
+                *((again,) if after else ()))  # fmt: skip
+
+    def _full(self) -> Move:
+        """Several requests want to save at once, and some may not."""
+        refuse = Refuse(self.draw(st.integers(1, 2)))
+        if "full-hit" not in self.packages or self.draw(st.booleans()):
+            arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(1, 3))))
+            late: Move = (Step(1),) if self.draw(st.booleans()) else ()
+            return (*arrivals, *late, refuse, *self._through(arrivals[0], 3), *self._steps())
+        # One grows by a block in the step in which another is refused; what it left returns.
+        self._fresh += 1
+        length = self.shape.block_size * 2 - self.draw(st.integers(0, 2))
+        first = Arrive(Prompt(RARE + self._fresh, length), 20)
+        grown = dataclasses.replace(first.prompt, answer=19)
+        few = self._through(first, self.draw(st.integers(1, 3)))
+        back = (Reset(engine=self._home(first)), Arrive(grown), *self._through(first, 3))
+        return (first, *few, refuse, self._stranger(2), *self._through(first, 22), *back)
+
+    def _fail_save(self) -> Move:
+        fail = Fail(
+            self.draw(st.integers(1, 2)),
+            self.draw(st.sampled_from(("all", "first", "last"))),
+            self.draw(st.sampled_from((None, 0, 1))),
+            "save",
+        )
+        first = self._arrival()
+        back = self.draw(st.booleans()) and "full-hit" in self.packages
+        again: Move = (Reset(engine=self._home(first)), first) if back else ()
+        return (fail, first, *self._through(first, self.draw(st.integers(2, 6))), *again,
+                *self._steps())  # fmt: skip
+
+    def _lost(self) -> Move:
+        """A transfer never arrives; whoever is waiting for it hears so late."""
+        if "full-hit" in self.packages and self.draw(st.booleans()):
+            start = self._open_load()
+        else:
+            arrive = self._arrival()
+            start = (Hold("any"), arrive, *self._through(arrive, self.draw(st.integers(1, 4))))
+        more: Move = ()
+        for package in ("abort", "preempt"):
+            if package in self.packages and self.draw(st.booleans()):
+                more = getattr(self, f"_{package}")()
+                break
+        return (*start, *more, Drop(self.draw(st.integers(0, 2))), *self._steps(2), Release(),
+                *self._steps(2))  # fmt: skip
+
+    def _forget(self) -> Move:
+        """What a lookup has found is gone when it is loaded."""
+        forget = Forget(self.draw(st.integers(1, 2)))
+        if "full-hit" not in self.packages:
+            return (forget, self._arrival(), *self._steps())
+        *before, again = self._outside_again((forget,))
+        assert isinstance(again, Arrive)
+        return (*before, again, *self._through(again, self.draw(st.integers(1, 4))))
+
+    def _shutdown(self) -> Move:
+        """Engines are shut down at the worst moment: rarely, for then the run is over."""
+        arrive = self._arrival()
+        if self.draw(st.integers(0, 3)):
+            return (arrive, *self._steps())
+        held: Move = (Hold("any"),) if "delay" in self.packages else ()
+        return (*held, arrive, *self._through(arrive, self.draw(st.integers(1, 4))), Stop())
+
+    def _same_id(self) -> Move:
+        """A client takes an id again, at once or later; the old request's KV may be on its way."""
+        first = self._arrival()
+        held: Move = (
+            (Hold("save"),) if "delay" in self.packages and self.draw(st.booleans()) else ()
+        )
+        again = dataclasses.replace(self._arrival(), again=self.draw(st.integers(0, 1)))
+        return (*held, first, *self._through(first, self.draw(st.integers(1, 5))), again,
+                *self._steps())  # fmt: skip
+
+    # -- prefill and decode apart -----------------------------------------------------------------
+
+    def _handover(self) -> Move:
+        """Requests between engines; some are held up while other things happen."""
+        arrive = self._arrival()
+        if self.draw(st.booleans()):
+            return (arrive, *self._through(arrive, self.draw(st.integers(1, 4))))
+        late: Move = (Hold("route"), arrive, Step(self.draw(st.integers(1, 4))))
+        return (*late, *self._meanwhile(), Release(self.draw(st.integers(0, 1))), *self._steps(3))
+
+    def _expire(self) -> Move:
+        """A lease runs out: nobody comes for the blocks, or too late."""
+        arrive = self._arrival()
+        held: Move = (Hold(self.draw(st.sampled_from(("route", "load")))), arrive,
+                      *self._through(arrive, 4))  # fmt: skip
+        lost: Move = (Lose(),) if self.draw(st.booleans()) else ()
+        tick = Tick(self.draw(st.sampled_from((1.0, 59.0, 61.0, 3600.0))))
+        return (*held, *lost, tick, *self._steps(2), Release(), *self._steps(3))
+
+    def _repeat(self) -> Move:
+        """A client tries again; the router sends the same hand-over."""
+        arrive = self._arrival()
+        late = self.draw(st.booleans()) and "delay" in self.packages
+        held: Move = (Hold("load"),) if late else ()
+        return (*held, arrive, *self._through(arrive, self.draw(st.integers(1, 3))),
+                Repeat(self.draw(st.integers(0, 1))), *self._steps(3), Release(),
+                *self._steps(2))  # fmt: skip
+
+    def _peer_gone(self) -> Move:
+        """An engine cannot be reached, in the middle of a transfer or before it; it comes back."""
+        arrive = self._arrival()
+        hold: Move = (Hold("load"),) if self.draw(st.booleans()) else ()
+        cut = Cut(self.draw(st.integers(0, self.shape.engines - 1)))
+        back: Move = (Cut(cut.engine, back=True),) if self.draw(st.booleans()) else ()
+        return (*hold, arrive, *self._through(arrive, self.draw(st.integers(1, 3))), cut,
+                *self._steps(2), Release(), *self._steps(2), *back, *self._steps(2))  # fmt: skip
