@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal[
-    "new", "waiting", "deferred", "loading", "loaded", "running", "preempted", "kept",
+    "new", "waiting", "deferred", "matched", "loading", "loaded", "running", "preempted", "kept",
     "ended loading", "gone",
 ]  # fmt: skip
 
@@ -21,6 +21,7 @@ STATES: Mapping[State, str] = {
     "new": "its client has not sent it",
     "waiting": "it waits to be scheduled",
     "deferred": "its lookup has answered None; it is looked up again",
+    "matched": "its lookup has promised tokens; there may be no room for it",
     "loading": "an asynchronous load is owed to it",
     "loaded": "that load has come to an end, and it waits to be scheduled",
     "running": "it is scheduled",
@@ -31,14 +32,15 @@ STATES: Mapping[State, str] = {
 }
 
 Cause = Literal[
-    "arrive", "defer", "answer", "admit", "admit load", "received", "again", "preempt", "end",
-    "end kept", "sent",
+    "arrive", "defer", "answer", "match", "admit", "admit load", "received", "again", "preempt",
+    "end", "end kept", "sent",
 ]  # fmt: skip
 
 CAUSES: Mapping[Cause, str] = {
     "arrive": "its client sends it",
     "defer": "its lookup answers None",
-    "answer": "its lookup answers a number",
+    "answer": "its lookup answers that there is nothing to load",
+    "match": "its lookup promises tokens",
     "admit": "it gets blocks, and no asynchronous load",
     "admit load": "it gets blocks, and an asynchronous load is promised",
     "received": "every rank has named it in finished_recving",
@@ -84,27 +86,32 @@ WAYS: tuple[Way, ...] = (
     Way("waiting", "defer", "deferred", "connector"),
     Way("deferred", "defer", "deferred", "connector"),
     Way("preempted", "defer", "deferred", "connector"),
+    Way("matched", "defer", "deferred", "connector"),
     Way("deferred", "answer", "waiting", "connector"),
     Way("deferred", "answer", "preempted", "connector"),
+    Way("matched", "answer", "waiting", "connector"),
+    Way("matched", "answer", "preempted", "connector"),
+    Way("waiting", "match", "matched", "connector"),
+    Way("deferred", "match", "matched", "connector"),
+    Way("preempted", "match", "matched", "connector"),
     Way("waiting", "admit", "running", "vLLM"),
-    Way("deferred", "admit", "running", "vLLM"),
+    Way("matched", "admit", "running", "vLLM"),
     Way("preempted", "admit", "running", "vLLM"),
-    Way("waiting", "admit load", "loading", "connector"),
-    Way("deferred", "admit load", "loading", "connector"),
-    Way("preempted", "admit load", "loading", "connector"),
+    Way("matched", "admit load", "loading", "vLLM"),
     Way("loading", "received", "loaded", "connector"),
     Way("loaded", "admit", "running", "vLLM"),
-    Way("loaded", "admit load", "loading", "connector"),
     Way("loaded", "again", "waiting", "vLLM"),
     Way("loaded", "again", "preempted", "vLLM"),
     Way("running", "preempt", "preempted", "vLLM"),
     Way("waiting", "end", "gone", "client"),
     Way("deferred", "end", "gone", "client"),
+    Way("matched", "end", "gone", "client"),
     Way("loaded", "end", "gone", "client"),
     Way("running", "end", "gone", "connector"),
     Way("preempted", "end", "gone", "client"),
     Way("waiting", "end kept", "kept", "connector"),
     Way("deferred", "end kept", "kept", "connector"),
+    Way("matched", "end kept", "kept", "connector"),
     Way("loaded", "end kept", "kept", "connector"),
     Way("running", "end kept", "kept", "connector"),
     Way("preempted", "end kept", "kept", "connector"),
@@ -118,6 +125,7 @@ WAYS: tuple[Way, ...] = (
 PAIRS: tuple[tuple[State, Phase], ...] = (
     ("waiting", "-"),
     ("deferred", "-"),
+    ("matched", "-"),
     ("loading", "under way"),
     ("loading", "moved"),
     ("loading", "some ranks"),

@@ -55,6 +55,8 @@ class Facts:
         load_is_async: whether that load is asynchronous.
         load_step: step of that admission.
         deferred: the last lookup answered None.
+        matched: it promised tokens, and has not been admitted since.
+        admitted: it has been admitted, and its status has not changed yet.
     """
 
     name: str
@@ -78,6 +80,8 @@ class Facts:
     load_is_async: bool = False
     load_step: int = 0
     deferred: bool = False
+    matched: bool = False
+    admitted: bool = False
     after: str | None = None
     then: str | None = None
     prefills: bool = False
@@ -125,10 +129,14 @@ class Facts:
             return "kept" if self.delayed and not self.sent else "gone"
         if self.status is None:
             return "new"
+        if self.admitted:  # its status follows
+            return "loading" if self.loading else "running"
         if self.status == LOADING:
             return "loading" if self.loading else "loaded"
         if self.deferred:
             return "deferred"
+        if self.matched:
+            return "matched"
         return _BY_STATUS.get(self.status, "waiting")
 
     @property

@@ -173,6 +173,7 @@ class Ledger:
         if facts is None:
             return
         facts.status = event.data["new"]
+        facts.admitted = False
         facts.forgotten = event.data["new"] is None
         if facts.forgotten and facts.by_itself and facts.life == self.resets:
             self._kept.left(facts)
@@ -196,12 +197,15 @@ class Ledger:
         name = event.data["name"]
         if name == "get_num_new_matched_tokens":
             answer = event.data["answer"]
-            facts.deferred = isinstance(answer, tuple) and bool(answer) and answer[0] is None
+            found = answer[0] if isinstance(answer, tuple) and answer else 0
+            facts.deferred = found is None
+            facts.matched = isinstance(found, int) and found > 0
 
     def _admitted(self, event: Event) -> None:
         assert event.request is not None
         facts = self.requests[event.request]
-        facts.deferred = False
+        facts.deferred = facts.matched = False
+        facts.admitted = True
         self.world_version += 1
         self._forgive(event.request)
         if event.data["external"] > 0:

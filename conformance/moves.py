@@ -113,7 +113,10 @@ class Moves:
     def _in_reach(packages: frozenset[str], shape: Shape) -> Iterator[steer.Cell]:
         """Cells that these packages alone lead to."""
         prompt = Prompt(RARE, 2 * shape.block_size)
+        roomy = shape.num_blocks > TIGHT or shape.topology == "pd"
         for name, state, phase in steer.cells(sorted(packages)):
+            if state == "matched" and roomy:
+                continue  # there is room for everyone
             way = (*steer.path(state, phase, prompt, shape), *steer.fault(name, prompt, shape))
             if {package_of(action) for action in way} - {None} <= packages:
                 yield name, state, phase
@@ -317,8 +320,10 @@ class Moves:
                 dataclasses.replace(self._stranger(4), max_tokens=20, engine=again.engine)
                 for _ in range(self.shape.num_blocks // 4)
             )
+            # Its client may lose patience between what was found and what would have been admitted.
+            gone: Move = (Abort(),) if "abort" in self.packages and self.draw(st.booleans()) else ()
             return (*before, *rivals, *self._through(again, 1), again,
-                    *self._through(again, self.draw(st.integers(2, 6))))  # fmt: skip
+                    *self._through(again, self.draw(st.integers(1, 6))), *gone)  # fmt: skip
         arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(2, 3))))
         return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
 

@@ -600,7 +600,8 @@ RULES: tuple[Rule, ...] = (
         "VLL-102", "request_finished is called once",
         "A request's finish hook is called exactly once (v1/core/sched/scheduler.py "
         "_connector_finished). Known to fail: V-10, in 0.11.0 for a request that is aborted while "
-        "its blocks are kept, in 0.13.0 for one that is aborted in the step in which it ends.",
+        "its blocks are kept, in 0.13.0 for one that is aborted in the step in which it ends, "
+        "and to 0.13.0 for one that a stop token ends while its next step is under way.",
         _V, "a request ended", incidents=("B-201", "B-007"),
     ),
     Rule(

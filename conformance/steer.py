@@ -82,6 +82,7 @@ RECIPES: tuple[Recipe, ...] = (
 _WAYS: Mapping[State, tuple[State, ...]] = {
     "waiting": (),
     "deferred": ("deferred",),
+    "matched": (),
     "loading": ("loading",),
     "loaded": ("loading", "loaded"),
     "running": ("loading", "loaded", "running"),
@@ -139,6 +140,10 @@ def path(state: State, phase: Phase, prompt: Prompt, shape: Shape, fresh: bool =
 
     ``fresh``: without anything of it outside, if there is such a way.
     """
+    if state == "matched":
+        return (
+            *outside(prompt, shape), *_rivals(shape), Arrive(prompt, OUTPUT), Step()
+        )  # fmt: skip
     fresh = fresh and state in _FRESH_WAYS and shape.topology == "store"
     before = Hold("save") if (state, phase) == ("running", "under way") else None
     actions: list[Action] = [] if before is None else [before]
@@ -156,6 +161,18 @@ def path(state: State, phase: Phase, prompt: Prompt, shape: Shape, fresh: bool =
             for a in actions[begun:]
         ]
     return tuple(actions)
+
+
+def _rivals(shape: Shape) -> Actions:
+    """Requests that fill a pool, and run."""
+    left, size, actions = shape.num_blocks - 1, shape.block_size, list[Action]()
+    while left > 0:
+        blocks = min(left, 5)
+        prompt = Prompt(900 + left, blocks * size - 4)  # a few tokens before they need more
+        actions.append(Arrive(prompt, OUTPUT))
+        left -= blocks
+    steps = -(-(shape.num_blocks - 1) * size // shape.max_num_batched_tokens)
+    return (*actions, Step(steps))
 
 
 def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:

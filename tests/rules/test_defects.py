@@ -112,6 +112,10 @@ DEFECTS = (
         (Arrive(P, 3), Step(2), Abort(mid_step=True), Step(2)),
         target=KeepsAll, without=("0.11.2",),
     ),
+    Defect(  # found by exploration too
+        "V-10, stopped by a token", "VLL-102", "0.13.0",
+        (Arrive(Prompt(0, 16), 2, stop=1),), Shape(async_scheduling=True),
+    ),
     Defect("V-11", "VLL-702", "0.20.2", (Hold("save"), Arrive(P), Step(3))),
     Defect(
         "V-12", "VLL-103", "0.13.0",
