@@ -586,6 +586,10 @@ RULES: tuple[Rule, ...] = (
         "VLL-001", "vLLM does not raise on a conformant history",
         "Whatever a connector may legally answer, the scheduler and the runner carry on.",
         _V, "any step",
+        source="v1/core/sched/scheduler.py schedule, update_from_output; "
+        "v1/worker/kv_connector_model_runner_mixin.py",
+        help="Look at the connector's last answers before the line that raised: if they were "
+        "legal, vLLM is to be told, with the crash file.",
     ),
     Rule(
         "VLL-101", "common blocks are common",
@@ -595,6 +599,7 @@ RULES: tuple[Rule, ...] = (
         "those whose free is deferred have references too.",
         _V, "a step of which vLLM said that its requests share blocks", until="0.27.1",
         source="0.11.0 v1/core/single_type_kv_cache_manager.py get_num_common_prefix_blocks",
+        help="Turn cascade attention off on a release that fails this, or update vLLM.",
     ),
     Rule(
         "VLL-102", "request_finished is called once",
@@ -603,6 +608,9 @@ RULES: tuple[Rule, ...] = (
         "its blocks are kept, in 0.13.0 for one that is aborted in the step in which it ends, "
         "and to 0.13.0 for one that a stop token ends while its next step is under way.",
         _V, "a request ended", incidents=("B-201", "B-007"),
+        source="v1/core/sched/scheduler.py _connector_finished, finish_requests",
+        help="A connector that cannot wait for a fixed vLLM answers the second call as it did the "
+        "first, and registers nothing.",
     ),
     Rule(
         "VLL-103", "an id is taken once",
@@ -610,6 +618,7 @@ RULES: tuple[Rule, ...] = (
         "0.13.0 it takes the place of the one whose blocks are being sent, which never come back.",
         _V, "a client used an id again",
         source="v1/core/sched/scheduler.py add_request",
+        help="Let front ends make ids of their own: vLLM does so by default.",
     ),
     Rule(
         "VLL-104", "requests go the ways there are",
@@ -617,6 +626,8 @@ RULES: tuple[Rule, ...] = (
         "that waits for its load, none comes back that has ended.",
         _V, "a step that schedules something",
         source="v1/core/sched/scheduler.py schedule, _preempt_request, finish_requests",
+        help="Look at the step before: which hook had answered what when the request changed its "
+        "state.",
     ),
     Rule(
         "VLL-201", "blocks of a failed load are not used",
@@ -625,6 +636,9 @@ RULES: tuple[Rule, ...] = (
         "recomputed; V-02, a request that shares the blocks goes on without them "
         "(v1/core/sched/scheduler.py _handle_invalid_blocks evicts only under policy 'fail').",
         _V, "a failed load was reported", incidents=("B-027", "B-024"),
+        source="v1/core/sched/scheduler.py _handle_invalid_blocks, "
+        "_update_requests_with_invalid_blocks",
+        help="kv_load_failure_policy=fail ends the requests concerned instead of computing on.",
     ),
     Rule(
         "VLL-202", "output follows from the KV that was read",
@@ -633,12 +647,18 @@ RULES: tuple[Rule, ...] = (
         "update_from_output skips the request, its placeholder stays); V-07, to 0.13.0 a preempted "
         "request that loads comes back as a new one, without its output.",
         _V, "any output", incidents=("B-023",),
+        source="v1/core/sched/scheduler.py update_from_output, _update_waiting_for_remote_kv",
+        help="Compare the tokens scheduled with those that the workers have: the difference is a "
+        "request that vLLM has rolled back.",
     ),
     Rule(
         "VLL-203", "a request's blocks hold its own KV",
         "Blocks that the engine wrote itself are given only to requests with that prefix. Known to "
         "fail: V-08, to 0.17.0 an asynchronous load counts for whole blocks, whatever it promised.",
         _V, "any step",
+        source="v1/core/sched/scheduler.py schedule, allocate_slots; v1/core/kv_cache_manager.py",
+        help="Look for the step in which the block was handed to its owner, and for what vLLM took "
+        "to be computed in it.",
     ),
     Rule(
         "VLL-401", "blocks of an open transfer are not given away",
@@ -646,6 +666,9 @@ RULES: tuple[Rule, ...] = (
         "nobody else. Known to fail: V-06, to 0.13.0 blocks of a request that is aborted while it "
         "is loading are given away at once.",
         _V, "an admission while a transfer was open", incidents=("B-003",),
+        source="v1/core/sched/scheduler.py _free_request, finish_requests",
+        help="No connector can mend it; one that can cancel a transfer does so when its request "
+        "has ended.",
     ),
     Rule(
         "VLL-701", "the engine goes on when the connector owes nothing",
@@ -653,6 +676,10 @@ RULES: tuple[Rule, ...] = (
         "to fail: V-06, to 0.13.0 the completion of a load whose request was aborted is kept for "
         "the next request of that id.",
         _V, "a drain", incidents=("B-016", "B-018", "B-030"),
+        source="v1/core/sched/scheduler.py has_requests, finish_requests, "
+        "_update_from_kv_xfer_finished",
+        help="Look for what was answered last for the request that is left: vLLM waits for "
+        "something that has come.",
     ),
     Rule(
         "VLL-702", "an engine does not rest while blocks are kept",
@@ -660,6 +687,7 @@ RULES: tuple[Rule, ...] = (
         "only. Known to fail: V-11, to 0.20.2 it rests when no request is unfinished.",
         _V, "a drain began while a send was open",
         source="v1/core/sched/scheduler.py has_finished_requests",
+        help="Send a request now and then, or update vLLM: from 0.23 on the loop goes on.",
     ),
 )  # fmt: skip
 

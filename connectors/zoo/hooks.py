@@ -67,6 +67,13 @@ class AnswersBool(AscendConnector):
         return super().request_finished(request, block_ids)[0]  # type: ignore[return-value]
 
 
+class OldParameters(AscendConnector):
+    """A hook takes what it took before vLLM passed more (KVC-002; B-205)."""
+
+    def start_load_kv(self) -> None:  # type: ignore[override]
+        super().start_load_kv(None)
+
+
 class LeftoverHook(AscendConnector):
     """Still has the hook for caches of all layers in one tensor, which vLLM calls no more."""
 

@@ -33,6 +33,7 @@ class Mutant:
         faults: packages that it needs; empty: any.
         extra: more of the connector's config.
         keeps: it is a mutant of a connector that keeps what has ended.
+        rare: why it takes a lucky history to see it; empty: it does not.
         until: last vLLM on which it is wrong; empty: it still is.
     """
 
@@ -48,4 +49,5 @@ class Mutant:
     faults: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing)
     keeps: bool = True
+    rare: str = ""
     until: str = ""

@@ -1,0 +1,76 @@
+"""The results of ``kvconform selftest --json FILE``, one file a seed, as a page of Markdown.
+
+python benchmarks/kill_matrix.py FILE… > docs/kill-matrix.md
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from kvconform.connectors.zoo.catalogue import BY_NAME, MUTANTS
+
+_HEAD = """# The kill matrix
+
+Made by `benchmarks/kill_matrix.py` from `kvconform selftest --seed N --json FILE`. For each member of the
+zoo: which rule noticed it first, whom it named, CPU seconds until then, and actions of the shrunk scenario,
+seed by seed. `!`: no rule that has to notice by what the defect breaks, but another one. `✗`: it named the
+other half. Each hunt has 60 s of CPU time; where none is long enough the mutant lives.
+"""
+
+
+def _cell(hunt: dict[str, Any]) -> str:
+    if hunt["right_here"]:
+        return "not on this vLLM"
+    if not hunt["killed"]:
+        return "**lives**"
+    marks = ("" if hunt["expected"] else " !") + ("" if hunt["right_side"] else " ✗")
+    return f"{hunt['rule']}{marks}, {hunt['seconds']:g} s, {hunt['actions']}"
+
+
+def page(files: list[dict[str, Any]]) -> str:
+    """The page."""
+    by_seed = {file["seed"]: {h["name"]: h for h in file["hunts"]} for file in files}
+    seeds = sorted(by_seed)
+    parts = [_HEAD, "| | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"]
+    parts.append("|---|" + "---|" * len(seeds))
+    sums: dict[str, list[str]] = {"killed": [], "by a rule that has to notice": [],
+                                  "on the right side": [], "median CPU s": [],
+                                  "median actions": [], "alarms on what is right": []}  # fmt: skip
+    for seed in seeds:
+        hunts = [h for h in by_seed[seed].values() if not h["twin"] and not h["right_here"]]
+        killed = [h for h in hunts if h["killed"]]
+        twins = [h for h in by_seed[seed].values() if h["twin"]]
+        sums["killed"].append(f"{len(killed)} of {len(hunts)}")
+        sums["by a rule that has to notice"].append(str(sum(h["expected"] for h in killed)))
+        sums["on the right side"].append(str(sum(h["right_side"] for h in killed)))
+        sums["median CPU s"].append(f"{statistics.median(h['seconds'] for h in killed):.2f}")
+        sums["median actions"].append(f"{statistics.median(h['actions'] for h in killed):g}")
+        sums["alarms on what is right"].append(
+            f"{sum(h['killed'] for h in twins)} in {len(twins)} hunts"
+        )
+    parts += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in sums.items()]
+    parts += ["", "| | from | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"]
+    parts.append("|---|---|" + "---|" * len(seeds))
+    for mutant in MUTANTS:
+        rows = [by_seed[seed].get(mutant.name) for seed in seeds]
+        cells = [_cell(row) if row else "" for row in rows]
+        parts.append(f"| {mutant.name} | {mutant.bug} | " + " | ".join(cells) + " |")
+    alive = sorted(
+        {h["name"] for hunts in by_seed.values() for h in hunts.values()
+         if not h["twin"] and not h["killed"] and not h["right_here"]}
+    )  # fmt: skip
+    parts += ["", "## Those that live", ""]
+    for name in alive:
+        why = BY_NAME[name].rare or "no cause is known"
+        parts.append(f"* `{name}`: {BY_NAME[name].says} {why[:1].upper()}{why[1:]}.")
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(page([json.loads(Path(name).read_text("utf-8")) for name in sys.argv[1:]]), end="")
