@@ -17,10 +17,11 @@ from kvconform.connectors.zoo.catalogue import BY_NAME, MUTANTS
 
 _HEAD = """# The kill matrix
 
-Made by `benchmarks/kill_matrix.py` from `kvconform selftest --seed N --json FILE`. For each member of the
-zoo: which rule noticed it first, whom it named, CPU seconds until then, and actions of the shrunk scenario,
-seed by seed. `!`: no rule that has to notice by what the defect breaks, but another one. `✗`: it named the
-other half. Each hunt has 60 s of CPU time; where none is long enough the mutant lives.
+Made by `benchmarks/kill_matrix.py` from `kvconform selftest --seed N --json FILE`. For each member
+of the zoo: which rule noticed it first, whom it named, CPU seconds until then, and actions of the
+shrunk scenario, seed by seed. `!`: no rule that has to notice by what the defect breaks, but
+another one. `✗`: it named the other half. Each hunt has 60 s of CPU time; where none is long enough
+the mutant lives.
 """
 
 

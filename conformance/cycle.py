@@ -100,6 +100,7 @@ WAYS: tuple[Way, ...] = (
     Way("matched", "admit load", "loading", "vLLM"),
     Way("loading", "received", "loaded", "connector"),
     Way("loaded", "admit", "running", "vLLM"),
+    Way("loaded", "admit load", "loading", "connector"),  # the first has failed
     Way("loaded", "again", "waiting", "vLLM"),
     Way("loaded", "again", "preempted", "vLLM"),
     Way("running", "preempt", "preempted", "vLLM"),

@@ -325,7 +325,7 @@ class Ledger:
             if name in self.requests:
                 facts = self.requests[name]
                 facts.received += 1
-                facts.loading = False
+                facts.loading = facts.admitted = False
         for name in event.data["sending"]:
             if name in self.requests:
                 self.requests[name].sent = True
