@@ -37,7 +37,7 @@ HALF: Mapping[str, Side] = {
 
 EXAMPLES = 24
 
-RARE: Mapping[str, int] = {"KVC-109": 80, "KVC-407": 80}
+RARE: Mapping[str, int] = {"KVC-109": 80, "KVC-406": 80, "KVC-407": 80}
 """Rules that it takes longer to break."""
 
 
