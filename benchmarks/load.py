@@ -86,7 +86,7 @@ def bare(target: Target, load: Load) -> Timed:
     loop = BareLoop(target, load.shape)
     arrived = 0
     for count in load.arrivals:
-        prompts = [prompt(arrived + i).tokens for i in range(count)]
+        prompts = [prompt(arrived + i).tokens() for i in range(count)]
         arrived += count
         start = Stopwatch.read()
         for tokens in prompts:
