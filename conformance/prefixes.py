@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from kvconform.scenario.identity import Identity
 
-_Node = dict[int, Any]  # token: node
-
 
 class Prefixes:
-    """Earlier requests as a trie per identity.
+    """Earlier requests, as the set of all their prefixes per identity.
 
-    A question costs a prompt's length, however many prompts came.
+    A question costs a prompt's length, however many requests came. A prefix is kept as 64 mixed
+    bits: plain numbers cost the collector of garbage nothing, however many there are.
     """
 
     def __init__(self) -> None:
-        self._roots: dict[Identity, _Node] = {}
+        self._known: dict[Identity, set[int]] = {}
 
     def shared(self, tokens: Sequence[int], identity: Identity) -> tuple[int, int]:
         """Leading tokens that a request of this identity has, and that one of another has."""
         known = foreign = 0
-        for other, node in self._roots.items():
+        for other, prefixes in self._known.items():
             count = 0
-            for token in tokens:
-                found = node.get(token)
-                if found is None:
+            for prefix in _prefixes(tokens):
+                if prefix not in prefixes:
                     break
-                node = found
                 count += 1
             if other == identity:
                 known = count
@@ -38,6 +34,12 @@ class Prefixes:
 
     def add(self, tokens: Sequence[int], identity: Identity) -> None:
         """A request came: its prompt, and what it will answer."""
-        node = self._roots.setdefault(identity, {})
-        for token in tokens:
-            node = node.setdefault(token, {})
+        self._known.setdefault(identity, set()).update(_prefixes(tokens))
+
+
+def _prefixes(tokens: Sequence[int]) -> Iterator[int]:
+    """One number for each prefix, shortest first; the same in every process."""
+    mixed = 0
+    for token in tokens:
+        mixed = hash((mixed, token))
+        yield mixed
