@@ -394,8 +394,8 @@ RULES: tuple[Rule, ...] = (
         _S, "a request that was to be prefilled ended by itself; judged where another one, of no "
         "more blocks, was handed over",
         packages=frozenset({"handover"}), features=frozenset({"pd"}), level="should",
-        source="distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py request_finished: "
-        "requests that were stopped are handed over like those at their limit",
+        source="distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py, push_scheduler.py "
+        "request_finished: requests that were stopped are handed over like those at their limit",
         incidents=("B-085",),
         help="Offer for every status in which a request has ended by itself.",
     ),
