@@ -18,6 +18,7 @@ from kvconform.engine import compat
 from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Hold, Release, Reset, Step
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.releases import within
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 
@@ -68,7 +69,10 @@ def test_a_wrong_scheduler_is_found_and_the_right_one_is_not(
     found = play(resolve(f"zoo:{name}"), scenario).violation
     assert found is not None
     assert (found.fingerprint.rule, found.fingerprint.side) == (rule, "vLLM"), found
-    assert play(ASCEND, scenario).violation is None
+    right = play(ASCEND, scenario).violation
+    # Until 0.20.2 vLLM's own loop rests while blocks are kept (V-11), whatever else is right.
+    rests = within(compat.vllm_version(), "", "0.20.2") and right is not None
+    assert right is None or (rests and right.fingerprint.rule == "VLL-702")
 
 
 def test_blocks_that_were_given_back_too_soon_are_not_the_connectors_fault() -> None:
