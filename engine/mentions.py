@@ -51,15 +51,20 @@ class Said:
         names: strings in it.
         numbers: whole numbers in it.
         lists: lists of whole numbers in it.
+        opaque: there is more in it, in a form that cannot be read: encoded, or in tensors.
     """
 
     names: set[str] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     lists: set[tuple[int, ...]] = field(default_factory=set)
+    opaque: bool = False
 
 
 _MOST = 5000
 """Objects of one metadata that are looked into."""
+
+_KEY = 64
+"""Bytes that a name in a store may have; more are something encoded."""
 
 
 def said(root: Any) -> Said:
@@ -71,6 +76,8 @@ def said(root: Any) -> Said:
             found.names.add(value)
         elif isinstance(value, int):
             found.numbers.add(value)
+        elif isinstance(value, bytes | bytearray):
+            found.opaque |= len(value) > _KEY
         elif id(value) not in seen:
             seen.add(id(value))
             if isinstance(value, Mapping):
@@ -80,7 +87,9 @@ def said(root: Any) -> Said:
                 if not isinstance(value, set | frozenset) and _numbers(value):
                     found.lists.add(tuple(value))
             else:
-                left += _fields(value)
+                inner = _fields(value)
+                found.opaque |= not inner and hasattr(value, "__len__")
+                left += inner
     return found
 
 
