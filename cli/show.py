@@ -78,6 +78,10 @@ def listing(what: str, *, as_json: bool, markdown: bool = False) -> int:
             entries = [(t.name, t.title) for t in KNOWN if t.name.startswith("zoo:")]
     if as_json:
         data: list[dict[str, Any]] = [{"name": name, "title": title} for name, title in entries]
+        if what == "faults":
+            for entry, package in zip(data, PACKAGES, strict=True):
+                entry["legal"] = package.legal
+                entry["rules"] = [r.id for r in RULES if package.name in r.packages]
         print(json.dumps(data, indent=1))
     else:
         print(columns(entries))
