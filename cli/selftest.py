@@ -78,7 +78,7 @@ def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
         target = resolve(f"zoo:{mutant.name}")
         quarries.append(
             Quarry(mutant.name, target, expected(mutant.breaks) | {*mutant.rules}, mutant.side,
-                   mutant.shape, mutant.faults)
+                   mutant.shape, mutant.faults, mutant.until)
         )  # fmt: skip
         where = ", ".join(
             [*(f"{k}={v}" for k, v in mutant.shape.items()), *mutant.faults]

@@ -105,7 +105,7 @@ class Interpreter:
         if lost is None:
             self._record(action, "no transfer is open", False)
         else:
-            self._record(action, lost.name, True, request=lost.name.split()[0])
+            self._record(action, lost.name, True, request=lost.request)
             self.cluster.world.drop(lost)
 
     def _repeat(self, action: Repeat) -> None:

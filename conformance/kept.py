@@ -6,7 +6,7 @@ from kvconform.conformance.facts import Facts
 from kvconform.conformance.prefixes import Prefixes
 from kvconform.scenario.shape import Shape
 
-SPOILS = ("full", "fail-save", "fail-load", "lost", "forget", "shutdown")
+SPOILS = ("full", "fail-save", "fail-load", "lost", "forget")
 """Fault packages after which nothing is said any more."""
 
 

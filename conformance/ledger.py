@@ -6,13 +6,14 @@ Checks ask the ledger; it judges nothing.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from kvconform.conformance.cycle import Phase, State
 from kvconform.conformance.facts import BY_ITSELF, Facts
 from kvconform.conformance.kept import SPOILS, Kept
 from kvconform.conformance.prefixes import Prefixes
 from kvconform.faults.packages import TIGHT, package_of
-from kvconform.scenario.actions import Arrive, action_from_json
+from kvconform.scenario.actions import Abort, Arrive, Drop, Lose, Release, action_from_json
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
 
@@ -102,43 +103,50 @@ class Ledger:
         data = event.data
         if not data["effect"]:
             return
-        do = data["action"]["do"]
-        package = package_of(action_from_json(data["action"], "action"))
-        if package is not None and do != "release":  # by then it has been
-            met = self.alive()
-            if event.request in self.requests and do != "repeat":
-                met = [self.requests[event.request]]
-            for pair in {(facts.state, facts.phase) for facts in met}:
-                self.coverage[(package, *pair)] += 1
-        if do == "arrive":
-            action = action_from_json(data["action"], "action")
-            assert isinstance(action, Arrive)
+        if data["action"]["do"] == "step":
+            return
+        self.world_version += 1
+        action = action_from_json(data["action"], "action")
+        if isinstance(action, Arrive):
             assert event.request is not None
             self._arrive(event.request, event.engine, action)
-        elif do == "step":
             return
-        else:
-            if do == "lose" and event.request is not None:
-                self.requests[event.request].lost = True
-            assert package is not None
-            self.faults[package] += 1
-        self.world_version += 1
+        package = package_of(action)
+        assert package is not None
+        self.faults[package] += 1
+        if isinstance(action, Lose) and event.request is not None:
+            self.requests[event.request].lost = True
+        if isinstance(action, Abort | Drop) and event.request in self.requests:
+            self._meets(package, [self.requests[event.request]])
+        elif not isinstance(action, Release):  # by then it has been
+            self._meets(package, self.alive())
+
+    def _meets(self, package: str, met: Sequence[Facts]) -> None:
+        """A fault met these requests."""
+        for pair in {(facts.state, facts.phase) for facts in met}:
+            self.coverage[(package, *pair)] += 1
 
     def _arrive(self, name: str, engine: int, action: Arrive) -> None:
+        before, faults = self.alive(), []
         if name in self.requests:
             self._supersede(name)
-            self.faults["same-id"] += 1
+            faults.append("same-id")
         tokens = action.prompt.tokens(action.identity)
         facts = Facts(name, engine, tokens, action.identity, action.max_tokens, action.stop)
         if self.shape.topology == "pd":
             facts.prefills, facts.max_tokens = True, 1
             self._asked[name] = action.max_tokens
-            self.faults["handover"] += 1
+            faults.append("handover")
         self._enter(facts)
         if facts.known >= self.shape.block_size:
-            self.faults["full-hit"] += 1
+            faults.append("full-hit")
         if facts.foreign >= self.shape.block_size:
-            self.faults["tenants"] += 1
+            faults.append("tenants")
+        if self.shape.num_blocks <= TIGHT:
+            faults.append("tight-pool")
+        for package in faults:
+            self.faults[package] += 1
+            self._meets(package, before)
 
     def _supersede(self, name: str) -> None:
         """Another request has this id now; what is known of the old one goes on under another."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from hypothesis import strategies as st
 
 from kvconform.conformance import steer
 from kvconform.conformance.draw import Draw, lengths, priorities, stops
 from kvconform.conformance.traffic import Traffic
-from kvconform.faults.packages import TIGHT, package_of
+from kvconform.faults.packages import TIGHT
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -72,7 +72,8 @@ class Moves:
     ) -> None:
         self.draw = draw
         self._seen = Counter() if seen is None else seen
-        self._wanted = list(self._in_reach(packages, shape))
+        tight = shape.num_blocks <= TIGHT
+        self._wanted = steer.in_reach(packages, shape.topology, tight)
         self._arrived: list[Arrive] = []
         self.chats = chats and "full-hit" in packages  # their prompts return
         self.packages = packages
@@ -108,18 +109,6 @@ class Moves:
         return (Release(), *once * RETURNING) if again else ()
 
     # -- what was met most seldom -----------------------------------------------------------------
-
-    @staticmethod
-    def _in_reach(packages: frozenset[str], shape: Shape) -> Iterator[steer.Cell]:
-        """Cells that these packages alone lead to."""
-        prompt = Prompt(RARE, 2 * shape.block_size)
-        roomy = shape.num_blocks > TIGHT or shape.topology == "pd"
-        for name, state, phase in steer.cells(sorted(packages)):
-            if state == "matched" and roomy:
-                continue  # there is room for everyone
-            way = (*steer.path(state, phase, prompt, shape), *steer.fault(name, prompt, shape))
-            if {package_of(action) for action in way} - {None} <= packages:
-                yield name, state, phase
 
     def _steered(self) -> Move:
         k, blocks = self.draw(st.integers(0, 7)), self.draw(st.integers(2, 4))

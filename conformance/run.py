@@ -33,7 +33,6 @@ class Outcome:
         violation: the first rule broken, if one was.
         reached: per rule, how often it was provoked.
         coverage: (fault, request state, transfer phase) that occurred.
-        walked: pairs of a request's state and the one that followed.
         steps: engine steps.
         checked_steps: those that scheduled a token or carried a connector event.
         trace: everything observed.
@@ -43,7 +42,6 @@ class Outcome:
     violation: Violation | None
     reached: Counter[str]
     coverage: Counter[tuple[str, str, str]]
-    walked: Counter[tuple[str, str]]
     steps: int
     checked_steps: int
     trace: Trace
@@ -142,7 +140,6 @@ class Run:
             self.violation,
             self.referee.reached(),
             Counter(ledger.coverage),
-            Counter(ledger.walked),
             ledger.steps,
             ledger.checked_steps,
             self.trace,

@@ -40,6 +40,7 @@ class Quarry:
         side: who makes the mistake.
         shape: fields of the shape that it needs.
         faults: packages that it needs; empty: all.
+        until: last vLLM on which it is wrong; empty: it still is.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Quarry:
     side: str = ""
     shape: Mapping[str, Any] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def _job(quarry: Quarry, seed: int) -> Job:
     )
     unit = Unit(
         "hunt", "hunt", tuple(sorted(faults)), EXAMPLES, seed=seed * 1000 + 700,
-        seconds=SECONDS, prey=tuple(sorted(_counts_as_well(quarry))),
+        seconds=SECONDS, until=quarry.until, prey=tuple(sorted(_counts_as_well(quarry))),
     )  # fmt: skip
     return Job(quarry.target, unit, dict(quarry.shape), None)
 

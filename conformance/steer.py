@@ -8,11 +8,12 @@ ended and load it again in the background; others may get elsewhere, which is no
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kvconform.conformance.cycle import PAIRS, Phase, State
-from kvconform.faults.packages import NAMES
+from kvconform.faults.packages import NAMES, package_of
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -33,7 +34,7 @@ from kvconform.scenario.actions import (
     Tick,
 )
 from kvconform.scenario.prompt import Prompt
-from kvconform.scenario.shape import Shape
+from kvconform.scenario.shape import Shape, Topology
 
 Cell = tuple[str, State, Phase]
 Actions = tuple[Action, ...]
@@ -79,19 +80,6 @@ RECIPES: tuple[Recipe, ...] = (
 )
 """For a request whose prompt is found outside."""
 
-_WAYS: Mapping[State, tuple[State, ...]] = {
-    "waiting": (),
-    "deferred": ("deferred",),
-    "matched": (),
-    "loading": ("loading",),
-    "loaded": ("loading", "loaded"),
-    "running": ("loading", "loaded", "running"),
-    "preempted": ("loading", "loaded", "running", "preempted"),
-    "kept": ("loading", "loaded", "running", "kept"),
-    "ended loading": ("loading", "ended loading"),
-}
-"""The shortest way to each state, from ``waiting``."""
-
 FRESH: tuple[Recipe, ...] = (
     Recipe("waiting", "running", (Step(),)),
     Recipe("running", "preempted", (Reset(running=True),)),
@@ -99,19 +87,22 @@ FRESH: tuple[Recipe, ...] = (
 )
 """The same for one whose prompt nobody has had."""
 
-_FRESH_WAYS: Mapping[State, tuple[State, ...]] = {
-    "running": ("running",),
-    "preempted": ("running", "preempted"),
-    "kept": ("running", "kept"),
-}
 
-_BY_STATES = {(recipe.state, recipe.to): recipe.actions for recipe in RECIPES}
+def _ways(recipes: Sequence[Recipe]) -> dict[State, Actions]:
+    """The shortest way from ``waiting`` to each state."""
+    ways: dict[State, Actions] = {"waiting": ()}
+    for state in (reached := ["waiting"]):
+        for recipe in recipes:
+            if recipe.state == state and recipe.to not in ways:
+                ways[recipe.to] = (*ways[recipe.state], *recipe.actions)
+                reached.append(recipe.to)
+    return ways
 
-_FRESH = {(recipe.state, recipe.to): recipe.actions for recipe in FRESH}
+
+_OUTSIDE, _FRESH = _ways(RECIPES), _ways(FRESH)
 
 _PHASES: Mapping[Phase, Actions] = {
     "-": (),
-    "planned": (),
     "under way": (),
     "moved": (Release(),),
     "some ranks": (Release(0), Step()),
@@ -144,15 +135,12 @@ def path(state: State, phase: Phase, prompt: Prompt, shape: Shape, fresh: bool =
         return (
             *outside(prompt, shape), *_rivals(shape), Arrive(prompt, OUTPUT), Step()
         )  # fmt: skip
-    fresh = fresh and state in _FRESH_WAYS and shape.topology == "store"
+    fresh = fresh and state in _FRESH and shape.topology == "store"
     before = Hold("save") if (state, phase) == ("running", "under way") else None
     actions: list[Action] = [] if before is None else [before]
     actions += () if fresh else outside(prompt, shape)
     actions += begin(prompt, shape)
-    at: State = "waiting"
-    for to in (_FRESH_WAYS if fresh else _WAYS)[state]:
-        actions += (_FRESH if fresh else _BY_STATES)[at, to]
-        at = to
+    actions += (_FRESH if fresh else _OUTSIDE)[state]
     actions += _PHASES[phase]
     if shape.topology == "pd":  # it goes on where it decodes
         begun = len(begin(prompt, shape))
@@ -222,9 +210,26 @@ def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:
     raise ValueError(f"no way is known to bring {name} upon a request")
 
 
-def cells(packages: Sequence[str]) -> list[Cell]:
-    """What these packages should meet."""
-    return [(name, *pair) for name in NAMES if name in packages for pair in PAIRS]
+@functools.cache
+def in_reach(packages: frozenset[str], topology: Topology, tight: bool) -> tuple[Cell, ...]:
+    """What runs with these packages, and no others, should meet.
+
+    Args:
+        packages: fault packages of the run.
+        topology: of its shape.
+        tight: its pool may be too small for all.
+    """
+    shape = Shape(topology=topology, engines=2 if topology == "pd" else 1)
+    prompt = Prompt(0, 2 * shape.block_size)
+    cells = []
+    for name in NAMES:
+        for state, phase in PAIRS:
+            if name not in packages or (state == "matched" and not (tight and topology == "store")):
+                continue  # where there is room for everyone nobody is passed over
+            way = (*path(state, phase, prompt, shape), *fault(name, prompt, shape))
+            if {package_of(action) for action in way} - {None} <= packages:
+                cells.append((name, state, phase))
+    return tuple(cells)
 
 
 def rarest(wanted: Sequence[Cell], seen: Counter[str], k: int) -> Cell:

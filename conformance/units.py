@@ -65,6 +65,7 @@ class Unit:
         fingerprint: of ``settle``.
         shrink_runs: what shrinking may cost.
         seconds: of ``hunt``: CPU time that it may take; 0: any.
+        until: of ``hunt``: last vLLM on which its target is wrong; empty: it still is.
         prey: of ``hunt``: rules that count as a fault beside those that a connector must keep.
     """
 
@@ -79,6 +80,7 @@ class Unit:
     fingerprint: Fingerprint | None = None
     shrink_runs: int = 0
     seconds: float = 0.0
+    until: str = ""
     prey: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -394,7 +396,7 @@ def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> N
     from kvconform.faults.transport import make_world
 
     unit, target, result = job.unit, job.target, gather.result
-    if not within(vllm_version(), "", target.until):
+    if not within(vllm_version(), "", unit.until):
         result.refused[RIGHT_HERE] += 1
         return
     began = time.process_time()

@@ -209,7 +209,7 @@ class Recorder:
         keep = _KEEP.get(name)
         judge = _ANSWERS.get(name)
         of_request = name in _OF_REQUEST
-        silent = name in _SILENT
+        silent, pending = name in _SILENT, name in PENDING
         depth, driver = self._depth, self._driver
         depth.setdefault(key, 0)
 
@@ -253,7 +253,7 @@ class Recorder:
                 raise
             finally:
                 depth[key] -= 1
-            if name in PENDING:
+            if pending:
                 self.pending[name] = bool(answer)
             if not objected(answer) and not silent:
                 self.trace.emit(

@@ -18,7 +18,10 @@ class Pending:
     """Something that is on its way, and gets there when the world says so."""
 
     name: str
-    """How messages call it; begins with the name of its request."""
+    """How messages call it."""
+
+    request: str
+    """Whose it is."""
 
     def arrive(self) -> None:
         """It gets there."""

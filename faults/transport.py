@@ -47,6 +47,11 @@ class Open(Pending):
     planned: bool | None
     """Its scheduler half has planned just this; None where that cannot be seen."""
 
+    @property
+    def request(self) -> str:  # type: ignore[override]
+        """Whose it is."""
+        return str(self.transfer.request_id)
+
     def arrive(self) -> None:
         """The bytes move."""
         self.transport.world.move(self)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Topology = Literal["store", "pd"]
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -40,7 +42,7 @@ class Shape:
     store_blocks: int = 256
     tp: int = 1
     pp: int = 1
-    topology: Literal["store", "pd"] = "store"
+    topology: Topology = "store"
     engines: int = 1
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 64

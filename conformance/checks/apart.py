@@ -98,7 +98,7 @@ class HandsOver(Check):
         self.reached += 1
         full = len(facts.tokens) // self.ledger.shape.block_size
         if data["params"]:
-            self._shortest = min(full, full if self._shortest is None else self._shortest)
+            self._shortest = full if self._shortest is None else min(full, self._shortest)
         else:
             self._silent.append((full, event))
         for blocks, silent in self._silent:

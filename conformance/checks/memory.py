@@ -58,7 +58,7 @@ class NoReuseWhileOpen(Check):
 class _AfterDisturbance(Check):
     """Judges what a drain leaves; provoked by what takes a transfer off its way before that."""
 
-    disturbing = frozenset({"abort", "fail", "lose", "cut", "hold"})
+    disturbing = frozenset({"abort", "fail", "drop", "lose", "cut", "hold"})
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]

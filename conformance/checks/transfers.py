@@ -149,7 +149,7 @@ class PromisesHold(Check):
         if _kind(data["direction"]) != "load" or not data["blocks"]:
             return
         self.reached += data["opened"] != event.step or data["direction"] == "pull"
-        missing = sorted(set(data["failed"]) - set(data.get("given", data["failed"])))
+        missing = sorted(set(data["failed"]) - set(data["given"]))
         outside = self.ledger.resets or any(self.ledger.faults[name] for name in self._outside)
         if missing and not outside:
             self.fail(

@@ -41,7 +41,7 @@ def _zoo(mutant: Mutant) -> Target:
         dialect=_DIALECT,
         features=("pp", "carry", "keeps") if mutant.keeps else ("pp", "carry"),
         since="0.18.0",
-        until=mutant.until or "0.33.0",
+        until="0.33.0",
     )
 
 
