@@ -18,8 +18,9 @@ from typing import Any
 from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
 from kvconform.engine.memory import Memory, Promise
-from kvconform.engine.mentions import Said, mentions, said
+from kvconform.engine.mentions import mentions
 from kvconform.engine.oracle import Stream
+from kvconform.engine.plans import Plans
 from kvconform.engine.recorder import ESCAPING, Recorder
 from kvconform.engine.worker import BeyondError, Worker
 from kvconform.scenario.errors import HarnessError, UsageError
@@ -97,8 +98,8 @@ class Engine:
         self._unprocessed: list[frozenset[int]] = []
         self._left_with: dict[str, Any] = {}
         self._rested = False
-        self._unplanned: dict[str, set[int]] = {}
-        self._said = Said()
+        self._plans = Plans()
+        self._kept: set[str] = set()
         self.forgotten_loading: set[str] = set()
         self.delivered: list[Delivered] = []
         try:
@@ -215,7 +216,7 @@ class Engine:
         emptied = (
             pool.get_num_free_blocks() == self.shape.num_blocks - 1
             and not any(block.block_hash for block in pool.blocks)
-            and not any(request.is_finished() for request in self.scheduler.requests.values())
+            and not self._kept
         )
         if emptied:
             self.memory.empty()
@@ -410,6 +411,10 @@ class Engine:
     def _status(self, request: str, old: Any, new: Any) -> None:
         names = [None if status is None else status.name for status in (old, new)]
         data = {"old": names[0], "new": names[1]}
+        if (names[1] or "").startswith("FINISHED"):
+            self._kept.add(request)
+        else:
+            self._kept.discard(request)
         if names == ["WAITING_FOR_REMOTE_KVS", None]:
             self.forgotten_loading.add(request)
         self.trace.emit(Event(Kind.STATUS, self.index, self.step_number, request, None, data))
@@ -436,7 +441,7 @@ class Engine:
             size = self.shape.block_size
             span = slice(local // size, -(-(local + external) // size))
             promised = tuple(b for ids in groups for b in ids[span] if b)
-            self._unplanned[name] = set(promised)
+            self._plans.promised(name, promised)
             self.memory.promise(Promise(name, local, local + external, is_async, promised))
         self.trace.emit(
             Event(
@@ -453,9 +458,7 @@ class Engine:
 
     def _hand_over(self, blocks: list[int], name: str) -> None:
         """Blocks change hands; not those, if vLLM is right, of a request that it keeps."""
-        for kept, request in self.scheduler.requests.items():
-            if not request.is_finished() or kept == name:
-                continue
+        for kept in self._kept - {name}:
             lost = sorted(set(blocks).intersection(self._held.get(kept, ())))
             if lost:
                 self.trace.emit(
@@ -490,38 +493,19 @@ class Engine:
         self._snapshot = _shape_of(so)
 
     def _after_meta(self, so: Any, metadata: Any) -> None:
-        if self._unplanned:
-            self._look_for_plans(metadata)
+        for name, told in self._plans.look(metadata, self.scheduler.requests):
+            self.trace.emit(
+                Event(
+                    Kind.PLANNED, self.index, self.step_number, name, None,
+                    {"blocks": sorted(told)},
+                )
+            )  # fmt: skip
         if _shape_of(so) != self._snapshot:
             self._wire("modified", "build_connector_meta changed the scheduler's output")
 
-    def _look_for_plans(self, metadata: Any) -> None:
-        """Whether the scheduler half tells its workers of the loads that it has promised."""
-        self._said = said(metadata)
-        for name, blocks in list(self._unplanned.items()):
-            if self._statuses.get(name) is None and name not in self.scheduler.requests:
-                del self._unplanned[name]
-                continue
-            # A list of some of its blocks, or, where there is none, any of their numbers: lists of
-            # another engine's blocks are about as well.
-            own = [numbers for numbers in self._said.lists if blocks.issuperset(numbers)]
-            told = set().union(*own) if own else blocks & self._said.numbers
-            if self._said.opaque:
-                told = blocks  # who knows
-            if name in self._said.names or told:
-                self._unplanned[name] = blocks - told
-                self.trace.emit(
-                    Event(
-                        Kind.PLANNED, self.index, self.step_number, name, None,
-                        {"blocks": sorted(told)},
-                    )
-                )  # fmt: skip
-            if not self._unplanned[name]:
-                del self._unplanned[name]
-
     def planned(self, *lists: Sequence[int]) -> bool:
-        """Whether the metadata of this step holds all these lists, as they are."""
-        return all(tuple(numbers) in self._said.lists for numbers in lists)
+        """Whether the metadata of the last plan holds all these lists, as they are."""
+        return self._plans.holds(*lists)
 
     def _wire(self, problem: str, detail: str, hook: str = "build_connector_meta") -> None:
         self.trace.emit(

@@ -1,9 +1,8 @@
-"""What objects of the target mention: requests that have gone, and plans of a step."""
+"""Where an object of the target still mentions a name: what it keeps for those who have gone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DEPTH = 5
@@ -41,64 +40,3 @@ def mentions(
                 yield from look(inner, f"{type(value).__name__}.{name}", depth + 1)
 
     yield from look(root, type(root).__name__, 0)
-
-
-@dataclass(slots=True)
-class Said:
-    """What metadata speaks of.
-
-    Attributes:
-        names: strings in it.
-        numbers: whole numbers in it.
-        lists: lists of whole numbers in it.
-        opaque: there is more in it, in a form that cannot be read: encoded, or in tensors.
-    """
-
-    names: set[str] = field(default_factory=set)
-    numbers: set[int] = field(default_factory=set)
-    lists: set[tuple[int, ...]] = field(default_factory=set)
-    opaque: bool = False
-
-
-_MOST = 5000
-"""Objects of one metadata that are looked into."""
-
-_KEY = 64
-"""Bytes that a name in a store may have; more are something encoded."""
-
-
-def said(root: Any) -> Said:
-    """What the metadata of a step speaks of, whatever it is made of."""
-    found, seen, left = Said(), set[int](), [root]
-    while left and len(seen) < _MOST:
-        value = left.pop()
-        if isinstance(value, str):
-            found.names.add(value)
-        elif isinstance(value, int):
-            found.numbers.add(value)
-        elif isinstance(value, bytes | bytearray):
-            found.opaque |= len(value) > _KEY
-        elif id(value) not in seen:
-            seen.add(id(value))
-            if isinstance(value, Mapping):
-                left += [*value.keys(), *value.values()]
-            elif isinstance(value, list | tuple | set | frozenset):
-                left += value
-                if not isinstance(value, set | frozenset) and _numbers(value):
-                    found.lists.add(tuple(value))
-            else:
-                inner = _fields(value)
-                found.opaque |= not inner and hasattr(value, "__len__")
-                left += inner
-    return found
-
-
-def _numbers(value: Sequence[Any]) -> bool:
-    return bool(value) and all(isinstance(inner, int) for inner in value)
-
-
-def _fields(value: Any) -> list[Any]:
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
-    return [*vars(value).values()] if hasattr(value, "__dict__") else [
-        getattr(value, name) for name in slots if hasattr(value, name)
-    ]  # fmt: skip

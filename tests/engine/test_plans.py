@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvconform.engine.mentions import said
+from kvconform.engine.plans import Plans, said
 
 
 @dataclass
@@ -51,3 +51,23 @@ def test_a_loop_is_no_trap() -> None:
 def test_what_cannot_be_read(metadata: Any) -> None:
     assert said(metadata).opaque
     assert not said(b"the name of a block").opaque
+
+
+def test_a_promise_that_the_workers_hear_of_in_parts() -> None:
+    plans = Plans()
+    plans.promised("r0", (3, 4))
+    plans.promised("r1", (5,))
+    known = ("r0", "r1")
+    assert list(plans.look({"r0": [3], "r1": []}, known)) == [("r0", {3}), ("r1", set())]
+    assert plans.holds([3])
+    assert not plans.holds([3], [4])
+    assert list(plans.look([[4]], known)) == [("r0", {4})]
+    assert list(plans.look({"r0": [3, 4]}, known)) == []  # all has been said
+    assert list(plans.look({"r1": [5]}, ())) == [("r1", {5})]  # its last word
+    assert list(plans.look({"r1": [5]}, known)) == []
+
+
+def test_lists_of_another_engines_blocks_are_not_its_own() -> None:
+    plans = Plans()
+    plans.promised("r0", (1, 2, 3))
+    assert list(plans.look({"here": [1, 2], "there": [3, 9]}, ("r0",))) == [("r0", {1, 2})]
