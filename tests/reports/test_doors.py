@@ -87,6 +87,7 @@ def test_the_command_line_writes_results(command: Path) -> None:
     failed = [
         test.get("name") for test in root.iter("testcase") if test.find("failure") is not None
     ]
+    assert failed == [result["name"] for result in found.values() if result["status"] == "failed"]
     assert "KVC-302 only finished or waiting requests are received" in failed
 
 
