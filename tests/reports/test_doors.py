@@ -85,9 +85,9 @@ def test_the_command_line_writes_results(command: Path) -> None:
     assert found["VLL-001"]["labels"]["tag"] == "vLLM's own"
     root = ET.parse(command / "out" / "junit.xml").getroot()
     failed = [
-        test.get("name") for test in root.iter("testcase") if test.find("failure") is not None
+        test.get("name", "") for test in root.iter("testcase") if test.find("failure") is not None
     ]
-    shown_failed = [r["name"] for r in found.values() if r["status"] == "failed"]
+    shown_failed = [str(r["name"]) for r in found.values() if r["status"] == "failed"]
     assert sorted(failed) == sorted(shown_failed)
     assert "KVC-302 only finished or waiting requests are received" in failed
 
