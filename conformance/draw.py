@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kvconform.scenario.shape import Shape
+from kvconform.scenario.shape import Shape, takes_drafts
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
@@ -33,36 +33,47 @@ def shapes(
         apart = "handover" in packages and draw(st.booleans())
         apart = fixed.get("topology", "pd" if apart else "store") == "pd"
         pp = draw(st.sampled_from((1, 1, 1, 2))) if "pp" in features else 1
+        size = draw(st.sampled_from((16, 16, 16, 16, 16, 8, 32, 64, 1)))
+        size = fixed.get("block_size", size)
+        small, large = max(1, 16 // size), max(1, size // 16)  # as many tokens, about
+        drafts = draw(st.sampled_from([n for n in (0, 1, 3) if compat.supports("drafts", n)]))
         fields: dict[str, Any] = {
-            "num_blocks": draw(st.integers(8, 14)) if tight else 64,
-            "store_blocks": draw(st.sampled_from((4, 8, 256))) if tight else 256,
+            "block_size": size,
+            "num_blocks": (draw(st.integers(8, 14)) if tight else 64) * small,
+            "store_blocks": (draw(st.sampled_from((4, 8, 256))) if tight else 256) * small,
             "tp": draw(st.sampled_from((1, 1, 1, 2, 2, 4))),
             "pp": pp,
             "topology": "pd" if apart else "store",
             "carry": apart and "carry" in features and draw(st.booleans()),
             "engines": draw(st.sampled_from((2, 2, 3) if apart else (1, 1, 2))),
             "max_num_seqs": draw(st.sampled_from((8, 8, 2))),
-            "max_num_batched_tokens": draw(st.sampled_from((64, 64, 24, 128))),
+            "max_num_batched_tokens": draw(st.sampled_from((64, 64, 24, 128))) * large,
             # vLLM's first runner keeps the pipeline full instead of running ahead of itself.
             "async_scheduling": pp == 1 and draw(st.booleans()),
             "policy": draw(had("policy", "fcfs", "fcfs", "priority")),
             "runner": draw(had("runner", "v1", "v1", "v2")),
+            "drafts": drafts,
+            "lookahead": drafts > 0 and draw(st.booleans()),
             "prefix_caching": draw(st.sampled_from((True, True, True, False))),
             "load_failure_policy": draw(had("load_failure_policy", "recompute", "fail")),
         }
-        return Shape(**(fields | dict(fixed)))
+        fields |= dict(fixed)
+        plain = takes_drafts(fields["runner"], fields["pp"], fields["async_scheduling"])
+        if not plain and "drafts" not in fixed:
+            fields |= {"drafts": 0, "lookahead": False}
+        return Shape(**fields)
 
     return draw_shape()
 
 
-def lengths() -> SearchStrategy[int]:
-    """Prompt lengths in tokens, mostly at the edges of blocks of 16."""
+def lengths(block_size: int) -> SearchStrategy[int]:
+    """Prompt lengths in tokens, mostly at the edges of blocks."""
     edges = st.builds(
-        lambda blocks, off: max(1, 16 * blocks + off),
-        st.integers(1, 4),
-        st.sampled_from((0, 1, -1, 8)),
+        lambda blocks, off: max(1, block_size * blocks + off),
+        st.integers(1, max(4, 64 // block_size)),
+        st.sampled_from((0, 1, -1, block_size // 2)),
     )
-    return st.one_of(edges, edges, st.integers(1, 70))
+    return st.one_of(edges, edges, st.integers(1, max(70, 4 * block_size + 6)))
 
 
 def priorities() -> SearchStrategy[int]:

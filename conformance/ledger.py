@@ -12,7 +12,7 @@ from kvconform.conformance.cycle import Phase, State
 from kvconform.conformance.facts import BY_ITSELF, Facts
 from kvconform.conformance.kept import SPOILS, Kept
 from kvconform.conformance.prefixes import Prefixes
-from kvconform.faults.packages import TIGHT, package_of
+from kvconform.faults.packages import is_tight, package_of
 from kvconform.scenario.actions import Abort, Arrive, Drop, Lose, Release, action_from_json
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
@@ -63,7 +63,7 @@ class Ledger:
         self._current: dict[str, Facts] = {}
         """Those that a scheduler knows, or that something is owed for: what a look costs must not
         grow with the run."""
-        if shape.num_blocks <= TIGHT:
+        if is_tight(shape):
             self.faults["tight-pool"] += 1
 
     def open_requests(self) -> list[Facts]:
@@ -142,7 +142,7 @@ class Ledger:
             faults.append("full-hit")
         if facts.foreign >= self.shape.block_size:
             faults.append("tenants")
-        if self.shape.num_blocks <= TIGHT:
+        if is_tight(self.shape):
             faults.append("tight-pool")
         for package in faults:
             self.faults[package] += 1

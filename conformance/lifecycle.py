@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvconform.faults.packages import TIGHT, package_of
+from kvconform.faults.packages import is_tight, package_of
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -124,7 +124,7 @@ def packages_of(scenario: Scenario) -> frozenset[str]:
     """The fault packages whose actions a scenario uses."""
     needed = {package for a in scenario.actions if (package := package_of(a)) is not None}
     arrivals = [a for a in scenario.actions if isinstance(a, Arrive)]
-    if scenario.shape.num_blocks <= TIGHT:
+    if is_tight(scenario.shape):
         needed.add("tight-pool")
     if any(a.again is not None for a in arrivals):
         needed.add("same-id")

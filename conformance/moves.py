@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvconform.conformance import steer
 from kvconform.conformance.draw import Draw, lengths, priorities, stops
 from kvconform.conformance.traffic import Traffic
-from kvconform.faults.packages import TIGHT
+from kvconform.faults.packages import is_tight
 from kvconform.scenario.actions import (
     Abort,
     Action,
@@ -72,12 +72,13 @@ class Moves:
     ) -> None:
         self.draw = draw
         self._seen = Counter() if seen is None else seen
-        tight = shape.num_blocks <= TIGHT
+        tight = is_tight(shape)
         self._wanted = steer.in_reach(packages, shape.topology, tight)
         self._arrived: list[Arrive] = []
         self.chats = chats and "full-hit" in packages  # their prompts return
         self.packages = packages
         self.shape = shape
+        self.size = shape.block_size
         self._fresh = 0
         self._traffic: Traffic | None = None
 
@@ -96,7 +97,7 @@ class Moves:
         if "full-hit" not in self.packages:
             return ()
         engines = range(self.shape.engines)
-        last = {(a.prompt, a.identity): a for a in self._arrived if a.prompt.num_tokens > 16}
+        last = {(a.prompt, a.identity): a for a in self._arrived if a.prompt.num_tokens > self.size}
         again = [
             dataclasses.replace(a, max_tokens=2, priority=0, again=None, stop=None)
             for a in list(last.values())[-RETURNING:]
@@ -117,7 +118,7 @@ class Moves:
         if not self._wanted:
             return self._steps()
         self._fresh += 1
-        prompt = Prompt(RARE + self._fresh, blocks * self.shape.block_size + tail)
+        prompt = Prompt(RARE + self._fresh, blocks * self.size + tail)
         cell = name, state, phase = steer.rarest(self._wanted, self._seen, k)
         self._seen["/".join(cell)] += 1  # aimed at: some cannot be met
         home = 1 if self.shape.topology == "pd" else 0
@@ -155,7 +156,7 @@ class Moves:
     def _stranger(self, blocks: int = 0) -> Arrive:
         """A request whose prompt nobody had and nobody will have, of some or any length."""
         self._fresh += 1
-        length = self.shape.block_size * blocks - 4 if blocks else self.draw(lengths())
+        length = self.size * blocks - self.size // 4 if blocks else self.draw(lengths(self.size))
         return Arrive(
             Prompt(RARE + self._fresh, max(1, length)),
             self.draw(st.sampled_from((1, 2, 4, 20))),
@@ -166,11 +167,11 @@ class Moves:
 
     def _returning(self, tenants: bool = False) -> Arrive:
         """A request whose prompt others have, whole or in part, or with what was answered."""
-        tail = self.draw(st.sampled_from((0, 0, 0, 1, 17)))
+        tail = self.draw(st.sampled_from((0, 0, 0, 1, self.size + 1)))
         answer = self.draw(st.sampled_from((0, 0, 0, 1, 19)))
         salt, adapter = self.draw(st.sampled_from(_IDENTITIES)) if tenants else (None, None)
         return Arrive(
-            Prompt(self.draw(st.integers(0, 1)), self.draw(lengths()), tail, answer),
+            Prompt(self.draw(st.integers(0, 1)), self.draw(lengths(self.size)), tail, answer),
             self.draw(st.sampled_from((1, 2, 4, 20))),
             salt=salt,
             adapter=adapter,
@@ -210,7 +211,7 @@ class Moves:
         if where != "local":
             between = (Reset(engine=self._home(first)),)
         if where == "both":  # the first block or two are found locally, the rest outside
-            short = Prompt(first.prompt.family, self.draw(st.sampled_from((17, 33))))
+            short = Prompt(first.prompt.family, self.draw(st.sampled_from((1, 2))) * self.size + 1)
             prefix = Arrive(short, engine=again.engine)
             between = (*between, prefix, *self._through(prefix, 3))
         return (first, *self._through(first, self.draw(st.integers(1, 5))), *between, again,
@@ -239,7 +240,8 @@ class Moves:
 
     def _outside_again(self, hold: Move = ()) -> Move:
         """A request whose prompt, two blocks or more, is found outside only."""
-        prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from((33, 40, 48, 64))))
+        edges = (2 * self.size + 1, 5 * self.size // 2, 3 * self.size, 4 * self.size)
+        prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from(edges)))
         first = Arrive(prompt, 1, engine=self.draw(st.integers(0, 1)))
         # Running requests keep the local cache from being emptied, unless they are preempted.
         reset = Reset(running="preempt" in self.packages, engine=self._home(first))
@@ -298,7 +300,7 @@ class Moves:
         return (reset, self._arrival(), *self._steps())
 
     def _tight_pool(self) -> Move:
-        tight = self.shape.num_blocks <= TIGHT
+        tight = is_tight(self.shape)
         if tight and not self.draw(st.integers(0, 2)):
             return self._to_the_brim()
         if tight and "full-hit" in self.packages and self.draw(st.booleans()):
@@ -318,13 +320,13 @@ class Moves:
 
     def _to_the_brim(self) -> Move:
         """Full blocks fill the pool, so that what is taken from one goes to the other at once."""
-        size, left = self.shape.block_size, self.shape.num_blocks - 1
+        size, left = self.size, self.shape.num_blocks - 1
         held: Move = (
             (Hold("save"),) if "delay" in self.packages and self.draw(st.booleans()) else ()
         )
         arrivals: list[Action] = []
         while left > 0:
-            blocks = min(left, self.draw(st.integers(2, 4)))
+            blocks = min(left, self.draw(st.integers(2, 4)) * max(1, 16 // size))
             self._fresh += 1
             arrivals.append(Arrive(Prompt(RARE + self._fresh, blocks * size), 20))
             left -= blocks
@@ -347,8 +349,9 @@ class Moves:
         prompt = first.prompt
         if self.draw(st.booleans()):  # a block is loaded within a step, and more is computed
             self._fresh += 1
-            first = dataclasses.replace(first, prompt=Prompt(RARE + self._fresh, 17))
-            prompt = Prompt(first.prompt.family, self.draw(st.sampled_from((40, 70))))
+            first = dataclasses.replace(first, prompt=Prompt(RARE + self._fresh, self.size + 1))
+            longer = self.draw(st.sampled_from((5 * self.size // 2, 4 * self.size + 6)))
+            prompt = Prompt(first.prompt.family, longer)
         again = Arrive(prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)
         more: Move = (again,) if self.draw(st.booleans()) else ()
         after: Move = self._abort() if "abort" in self.packages and self.draw(st.booleans()) else ()
@@ -365,7 +368,7 @@ class Moves:
             return (*arrivals, *late, refuse, *self._through(arrivals[0], 3), *self._steps())
         # One grows by a block in the step in which another is refused; what it left returns.
         self._fresh += 1
-        length = self.shape.block_size * 2 - self.draw(st.integers(0, 2))
+        length = max(1, self.size * 2 - self.draw(st.integers(0, 2)))
         first = Arrive(Prompt(RARE + self._fresh, length), 20)
         grown = dataclasses.replace(first.prompt, answer=19)
         few = self._through(first, self.draw(st.integers(1, 3)))

@@ -155,8 +155,9 @@ def _rivals(shape: Shape) -> Actions:
     """Requests that fill a pool, and run."""
     left, size, actions = shape.num_blocks - 1, shape.block_size, list[Action]()
     while left > 0:
-        blocks = min(left, 5)
-        prompt = Prompt(900 + left, blocks * size - 4)  # a few tokens before they need more
+        blocks = min(left, 5 * max(1, 16 // size))
+        # A few tokens before they need more.
+        prompt = Prompt(900 + left, blocks * size - min(4, size // 4))
         actions.append(Arrive(prompt, OUTPUT))
         left -= blocks
     steps = -(-(shape.num_blocks - 1) * size // shape.max_num_batched_tokens)
@@ -182,7 +183,9 @@ def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:
             return (Reset(connector=True),)
         case "tight-pool":  # they need what it has
             return tuple(
-                Arrive(Prompt(900 + i, 4 * shape.block_size - 4), OUTPUT)
+                Arrive(
+                    Prompt(900 + i, 4 * shape.block_size - min(4, shape.block_size // 4)), OUTPUT
+                )
                 for i in range(max(2, min(6, shape.num_blocks // 4)))
             )
         case "fail-load":

@@ -27,8 +27,8 @@ PARTS = 4
 PACKAGE_EXAMPLES = 10
 """Runs of L2 for each fault package (a tenth of the examples at most)."""
 
-COUNTED = ("topology", "engines", "tp", "pp", "async_scheduling", "policy", "runner",
-           "load_failure_policy", "prefix_caching")  # fmt: skip
+COUNTED = ("topology", "engines", "tp", "pp", "block_size", "drafts", "async_scheduling", "policy",
+           "runner", "load_failure_policy", "prefix_caching")  # fmt: skip
 """Fields of the shape that reports count."""
 
 MOVES = 6

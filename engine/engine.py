@@ -327,6 +327,13 @@ class Engine:
             self._wire("unpicklable", f"{type(error).__name__}: {error}")
             raise HaltedError from error
 
+    def _propose(self, so: Any) -> None:
+        """Drafts for the next step, as the engine takes them from the first rank's drafter."""
+        if self.shape.drafts and so.total_num_scheduled_tokens:
+            proposed = self.workers[0].propose(so)
+            with self._phase():
+                self.scheduler.update_draft_token_ids(compat.draft_token_ids(proposed))
+
     def _update(self, so: Any, metadata: bytes, output: Any) -> None:
         if compat.ABORTS_WITHIN_STEPS:
             self._abort_those_meanwhile()
@@ -342,6 +349,7 @@ class Engine:
             )
         with self._phase():
             delivered = self.scheduler.update_from_output(so, output)
+        self._propose(so)
         self._unprocessed.pop(0)
         for outputs in delivered.values():
             for one in outputs.outputs:

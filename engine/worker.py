@@ -17,6 +17,7 @@ from kvconform.engine import compat
 from kvconform.engine.blame import Found
 from kvconform.engine.memory import Memory
 from kvconform.engine.oracle import WORDS, Stream, Words, stream
+from kvconform.scenario.prompt import mix64
 
 Table = npt.NDArray[np.int64]
 
@@ -55,6 +56,23 @@ class View:
     """The stream that the request must follow."""
 
 
+@dataclass(slots=True)
+class Row:
+    """A request's part of a step: positions ``[start, end)``.
+
+    Attributes:
+        request: its id.
+        view: what the rank knows of it.
+        tokens: its tokens, and behind them those that a drafter proposed.
+    """
+
+    request: str
+    view: View
+    start: int
+    end: int
+    tokens: list[int]
+
+
 class Worker:
     """A rank's worker half, with the hook order of the installed mixin around a simulated model.
 
@@ -80,6 +98,7 @@ class Worker:
         self.connector = connector
         self.block_size = shape.block_size
         self.window = shape.window
+        self.drafts = shape.drafts
         self.groups = compat.layer_names(shape, self.stage)
         self.heads = tuple(memory.head(rank, local) for local in range(memory.heads))
         self.views: dict[str, View] = {}
@@ -108,11 +127,24 @@ class Worker:
             return compat.no_forward_output(ran.output)
         batch = self._batch(so)
         metadata = self._metadata(batch)
-        with compat.connector_step(self._second, so, self.layers, metadata) as ran:
+        deferred = self.drafts > 0
+        with compat.connector_step(self._second, so, self.layers, metadata, deferred) as ran:
             sampled = self._forward(batch, metadata, wrong)
         if not self.samples:  # an earlier stage has nothing to say but what its connector says
             return compat.no_forward_output(ran.output)
-        return compat.runner_output([name for name, *_ in batch], sampled, ran.output)
+        return compat.runner_output([row.request for row in batch], sampled, ran.output)
+
+    def propose(self, so: Any) -> dict[str, list[int]]:
+        """What a drafter proposes after a step, by request: the first few tokens are right."""
+        proposed = {}
+        for request in so.num_scheduled_tokens:
+            tokens = list(self.views[request].tokens)
+            length, right = len(tokens), mix64(len(tokens)) % (self.drafts + 1)
+            for number in range(self.drafts):
+                token = self._followed(self.views[request], tokens).next_token(len(tokens))
+                tokens.append(token if number < right else token ^ 1)
+            proposed[request] = tokens[length:]
+        return proposed
 
     def _update_views(self, so: Any) -> None:
         for request_id in so.finished_req_ids:
@@ -144,7 +176,7 @@ class Worker:
                 # Tokens that the scheduler dropped after a failed synchronous load go here too.
                 del view.tokens[view.prompt_length + count :]
 
-    def _batch(self, so: Any) -> list[tuple[str, View, int, int]]:
+    def _batch(self, so: Any) -> list[Row]:
         starts = {n.req_id: n.num_computed_tokens for n in so.scheduled_new_reqs}
         cached = so.scheduled_cached_reqs
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -153,9 +185,12 @@ class Worker:
             if name not in starts or name not in self.views:
                 raise BeyondRequestsError(f"{name} is scheduled, but its workers were not told")
             view, end = self.views[name], starts[name] + count
-            if end > len(view.tokens):
+            drafts = so.scheduled_spec_decode_tokens.get(name)
+            # Padding (-1) is computed like a draft, and never accepted.
+            tokens = [*view.tokens, *drafts] if drafts else view.tokens
+            if end > len(tokens):
                 raise BeyondTokensError(
-                    f"position {end - 1} of {name} is scheduled, but only {len(view.tokens)} "
+                    f"position {end - 1} of {name} is scheduled, but only {len(tokens)} "
                     "tokens are there"
                 )
             if end > min(len(table) for table in view.tables) * self.block_size:
@@ -163,16 +198,16 @@ class Worker:
                     f"position {end - 1} of {name} is scheduled, but only "
                     f"{min(len(table) for table in view.tables)} blocks are there"
                 )
-            batch.append((name, view, starts[name], end))
+            batch.append(Row(name, view, starts[name], end, tokens))
         return batch
 
-    def _metadata(self, batch: list[tuple[str, View, int, int]]) -> dict[str, Any]:
+    def _metadata(self, batch: list[Row]) -> dict[str, Any]:
         metadata = {}
         for group, names in enumerate(self.groups):
             of_group = compat.attention_metadata(
-                [start for _, _, start, _ in batch],
-                [end - start for _, _, start, end in batch],
-                [view.tables[group] for _, view, _, _ in batch],
+                [row.start for row in batch],
+                [row.end - row.start for row in batch],
+                [row.view.tables[group] for row in batch],
                 self.block_size,
             )
             metadata.update(dict.fromkeys(names, of_group))
@@ -180,12 +215,12 @@ class Worker:
 
     def _forward(
         self,
-        batch: list[tuple[str, View, int, int]],
+        batch: list[Row],
         metadata: dict[str, Any],
         wrong: Callable[[str, Found], None],
     ) -> list[list[int]]:
         """Write the KV of the scheduled tokens, read all of it back, choose the next tokens."""
-        streams = [self._followed(view, end) for _, view, _, end in batch]
+        streams = [self._followed(row.view, row.tokens[: row.end]) for row in batch]
         misread: set[str] = set()
         hooks = compat.calls_layer_hooks(self.connector)
         layer = 0
@@ -194,35 +229,47 @@ class Worker:
                 if hooks:
                     self.connector.wait_for_layer_load(name)
                 whole = self._global[name]
-                for (_, view, start, end), followed in zip(batch, streams, strict=True):
-                    self._write(layer, whole, view.tables[group], start, end, followed)
-                for (request, view, start, end), followed in zip(batch, streams, strict=True):
-                    low = max(0, start - self.window + 1) if group and self.window else 0
-                    found = self._misread(layer, whole, view.tables[group], low, end, followed)
-                    if found is not None and request not in misread:
-                        misread.add(request)
-                        wrong(request, found)
+                for row, followed in zip(batch, streams, strict=True):
+                    table = row.view.tables[group]
+                    self._write(layer, whole, table, row.start, row.end, followed)
+                for row, followed in zip(batch, streams, strict=True):
+                    low = max(0, row.start - self.window + 1) if group and self.window else 0
+                    table = row.view.tables[group]
+                    found = self._misread(layer, whole, table, low, row.end, followed)
+                    if found is not None and row.request not in misread:
+                        misread.add(row.request)
+                        wrong(row.request, found)
                 if hooks:
                     self.connector.save_kv_layer(name, self.layers[name].kv_cache, metadata[name])
                 layer += 1
-        sampled: list[list[int]] = []
-        for (request, view, _, end), followed in zip(batch, streams, strict=True):
-            if end < len(view.tokens):
-                sampled.append([])
-                continue
-            token = followed.next_token(end)
-            if request in misread:  # the token follows from the KV that was read
+        return [
+            self._sample(row, followed, row.request in misread)
+            for row, followed in zip(batch, streams, strict=True)
+        ]
+
+    @staticmethod
+    def _sample(row: Row, followed: Stream, misread: bool) -> list[int]:
+        """Choose the tokens that follow: one, and those drafts before it that were right."""
+        known = len(row.view.tokens)
+        if row.end < known:
+            return []
+        sampled: list[int] = []
+        for length in range(known, row.end + 1):
+            token = followed.next_token(length)
+            if misread:  # the token follows from the KV that was read
                 token = token ^ 1
-            view.tokens.append(token)
-            sampled.append([token])
+            sampled.append(token)
+            if length < row.end and row.tokens[length] != token:
+                break
+        row.view.tokens.extend(sampled)
         return sampled
 
     @staticmethod
-    def _followed(view: View, end: int) -> Stream:
+    def _followed(view: View, tokens: list[int]) -> Stream:
         """The stream of the tokens that the rank has: the request's own, unless it was misled."""
-        if view.tokens[:end] == view.stream.tokens[:end]:
+        if tokens == view.stream.tokens[: len(tokens)]:
             return view.stream
-        return stream(tuple(view.tokens[:end]), view.stream.identity, 0)
+        return stream(tuple(tokens), view.stream.identity, 0)
 
     def _write(
         self, layer: int, whole: int, table: Table, start: int, end: int, followed: Stream

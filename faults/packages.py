@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvconform.scenario.actions import Action, Fail, Reset
 from kvconform.scenario.errors import UsageError
+from kvconform.scenario.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,13 @@ PACKAGES: tuple[Package, ...] = (
 )  # fmt: skip
 
 TIGHT = 20
-"""Blocks of a pool that counts as tight."""
+"""Blocks of 16 tokens, or of more, in a pool that counts as tight; smaller ones weigh less."""
+
+
+def is_tight(shape: Shape) -> bool:
+    """Whether requests are in each other's way in this pool."""
+    return shape.num_blocks * min(shape.block_size, 16) <= TIGHT * 16
+
 
 _BY_ACTION = {action: p.name for p in PACKAGES for action in p.actions}
 

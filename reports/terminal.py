@@ -174,10 +174,12 @@ def drift(vllm: str, contract: Mapping[str, Any]) -> str:
 def shapes_text(shapes: Mapping[str, int]) -> str:
     """How many runs had which shape, in a line: ``tp 1 ×120, 2 ×80; …``."""
     fields: dict[str, list[str]] = {}
-    for pair, count in sorted(shapes.items()):
+    # By length first: numbers are in order then.
+    for pair, count in sorted(shapes.items(), key=lambda item: (len(item[0]), item[0])):
         name, _, value = pair.partition("=")
         fields.setdefault(name, []).append(f"{value} ×{count}")
-    shown = ("topology", "engines", "tp", "pp", "async_scheduling", "policy", "runner")
+    shown = ("topology", "engines", "tp", "pp", "block_size", "drafts", "async_scheduling",
+             "policy", "runner")  # fmt: skip
     return "; ".join(f"{name} {', '.join(fields[name])}" for name in shown if name in fields)
 
 

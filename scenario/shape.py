@@ -10,6 +10,15 @@ from typing import Any, Literal
 Topology = Literal["store", "pd"]
 
 
+def takes_drafts(runner: str, pp: int, async_scheduling: bool) -> bool:
+    """Whether speculative decoding is simulated for such an engine.
+
+    With async scheduling, or more stages, a runner corrects by itself what the scheduler assumed of
+    drafts; the second runner has a drafter's part of its own.
+    """
+    return runner == "v1" and pp == 1 and not async_scheduling
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a run is built of, before anything happens in it.
@@ -33,6 +42,8 @@ class Shape:
         prefix_caching: whether vLLM's own prefix cache is on.
         load_failure_policy: vLLM's ``kv_load_failure_policy``.
         carry: the router appends the first output token to the prompt that it hands over.
+        drafts: tokens that a drafter proposes for each request in a step (speculative decoding).
+        lookahead: whether the drafter is a model, for which vLLM keeps as many slots more.
         window: 0, or the width in tokens of a second KV group with sliding-window attention (only
             for connectors that support several groups).
     """
@@ -53,6 +64,8 @@ class Shape:
     prefix_caching: bool = True
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
     carry: bool = False
+    drafts: int = 0
+    lookahead: bool = False
     window: int = 0
 
     def __post_init__(self) -> None:
@@ -69,8 +82,14 @@ class Shape:
         ):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError("max_num_batched_tokens must not be below max_num_seqs")
+        if self.drafts < 0 or (self.lookahead and not self.drafts):
+            raise ValueError("drafts must not be negative, and lookahead needs some")
+        if self.drafts and not takes_drafts(self.runner, self.pp, self.async_scheduling):
+            raise ValueError("drafts go with runner v1, one stage, and without async_scheduling")
+        if self.max_num_batched_tokens < max(self.max_num_seqs, 1 + 2 * self.drafts):
+            raise ValueError(
+                "max_num_batched_tokens must not be below max_num_seqs, nor below 1 + 2 * drafts"
+            )
         if self.topology == "pd" and self.engines < 2:
             raise ValueError("topology pd needs at least 2 engines: one prefills, one decodes")
 
@@ -94,7 +113,9 @@ class Shape:
         """Whether a request of ``num_tokens`` in all can ever run alone in this pool.
 
         A second KV group takes blocks of the same pool; a window's blocks are given back as it
-        moves on, but may all be held at once while the prompt is admitted.
+        moves on, but may all be held at once while the prompt is admitted. Drafts and lookahead
+        take slots behind the last token.
         """
-        blocks = -(-num_tokens // self.block_size) * (2 if self.window else 1)
+        slots = num_tokens + self.drafts * (2 if self.lookahead else 1)
+        blocks = -(-slots // self.block_size) * (2 if self.window else 1)
         return num_tokens <= self.max_model_len and blocks <= self.num_blocks - 1

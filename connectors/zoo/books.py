@@ -304,3 +304,17 @@ class SavesWhatIsAllocated(SavesAsItGoes):
     """Blocks are saved when they have been allocated, not when they have been filled (B-110)."""
 
     scheduler_half_class = _SavesWhatIsAllocated
+
+
+class _ExpectsHashes(Bookkeeper):
+    def _write_one(self, entry: Entry, scheduled: int) -> bool:
+        request = self._books[entry[0]].request
+        full = (entry[3] + scheduled) // self.settings.block_size
+        assert len(request.block_hashes) >= full, "a block that is computed has a hash"
+        return super()._write_one(entry, scheduled)
+
+
+class ExpectsHashes(SavesAsItGoes):
+    """Drafts count as tokens: a block that they fill has no hash yet."""
+
+    scheduler_half_class = _ExpectsHashes

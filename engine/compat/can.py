@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from kvconform.engine.compat.fit import parameters
 
@@ -32,6 +33,9 @@ def supports(field: str, value: Any) -> bool:
             return _has_second_runner()
         case "load_failure_policy", "fail":
             return "kv_load_failure_policy" in parameters(KVTransferConfig)
+        case "drafts", count if count:
+            # Older runners end a step's connector part elsewhere.
+            return hasattr(KVConnectorModelRunnerMixin, "finalize_kv_connector")
         case "window", width if width:
             return hasattr(base, "SupportsHMA")
     return True

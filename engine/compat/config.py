@@ -13,6 +13,7 @@ from vllm.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -86,7 +87,22 @@ def _config(
     # __post_init__ may turn async scheduling on by itself.
     config.scheduler_config.async_scheduling = shape.async_scheduling
     config.cache_config.num_gpu_blocks = shape.num_blocks
+    if shape.drafts:
+        config.speculative_config = _drafter(config, shape)
     return config
+
+
+def _drafter(config: VllmConfig, shape: Shape) -> SpeculativeConfig:
+    """A drafter: the model itself, or the prompt's own n-grams."""
+    which: dict[str, Any] = {"method": "draft_model", "model": model_dir()}
+    if not shape.lookahead:
+        which = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    return SpeculativeConfig(
+        num_speculative_tokens=shape.drafts,
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+        **which,
+    )
 
 
 def _found_by(module: str, class_name: str) -> tuple[str, str | None]:

@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    DraftTokenIds,
+    KVConnectorOutput,
+    ModelRunnerOutput,
+)
 
 from kvconform.engine.compat.fit import parameters, required
 
@@ -47,6 +52,11 @@ def no_forward_output(connector_output: Any) -> ModelRunnerOutput:
         empty = not (connector_output.finished_sending or connector_output.finished_recving)
     output.kv_connector_output = None if empty else connector_output
     return output
+
+
+def draft_token_ids(proposed: Mapping[str, list[int]]) -> DraftTokenIds:
+    """A drafter's proposals, by request."""
+    return DraftTokenIds(list(proposed), list(proposed.values()))
 
 
 def world_output(connector: Any, world_size: int) -> KVOutputAggregator | None:

@@ -46,6 +46,7 @@ def connector_step(
     scheduler_output: Any,
     layers: Mapping[str, Any],
     metadata: Mapping[str, Any] | None,
+    deferred: bool = False,
 ) -> Iterator[Ran]:
     """The life cycle of one step, in a forward context, as the installed runner has it.
 
@@ -54,6 +55,7 @@ def connector_step(
         scheduler_output: the step.
         layers: attention layers by name.
         metadata: attention metadata by layer; None: no forward.
+        deferred: saving ends behind the drafter, when all else has been reported.
     """
     context = ForwardContext(
         **fitting(
@@ -69,9 +71,13 @@ def connector_step(
         if second is None:
             life_cycle = KVConnectorModelRunnerMixin._get_kv_connector_output
             # Until 0.27 nothing is saved in a step without a forward; later there is no choice.
-            choice = fitting(life_cycle, wait_for_save=metadata is not None)
+            choice = fitting(
+                life_cycle, wait_for_save=metadata is not None, defer_finalize=deferred
+            )
             with life_cycle(scheduler_output, **choice) as ran.output:
                 yield ran
+            if deferred:
+                KVConnectorModelRunnerMixin.finalize_kv_connector()
             return
         batch = None
         if metadata is not None:

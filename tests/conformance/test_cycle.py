@@ -13,7 +13,7 @@ from kvconform.cli.show import states_page
 from kvconform.conformance import steer
 from kvconform.conformance.cycle import CAUSES, PAIRS, REACHED, STATES, WAYS, State
 from kvconform.conformance.run import Run
-from kvconform.faults.packages import TIGHT
+from kvconform.faults.packages import is_tight
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.shape import Shape
 from tests.rules.targets import ASCEND
@@ -78,7 +78,7 @@ def can_be_met(state: State, phase: str, shape: Shape) -> bool:
     if phase == "some ranks" and shape.ranks == 1:
         return False
     if state == "matched":
-        return shape.num_blocks <= TIGHT
+        return is_tight(shape)
     # Where it decodes, nothing is saved, or looked up in the store.
     return shape.topology == "store" or state not in ("kept", "deferred")
 

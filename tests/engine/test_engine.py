@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -44,14 +44,19 @@ SHAPES = {
     "async": Shape(async_scheduling=True),
     "async, preemption": Shape(num_blocks=9, async_scheduling=True),
     "no prefix cache": Shape(prefix_caching=False),
+    "small blocks": Shape(block_size=1, num_blocks=200),
+    "large blocks": Shape(block_size=64),
+    "drafts": Shape(drafts=3),
+    "drafts, lookahead, preemption": Shape(drafts=3, lookahead=True, num_blocks=10),
     "two groups": Shape(window=32),
     "two groups, tight": Shape(window=32, num_blocks=16, max_num_batched_tokens=24),
 }
 
 
 def needs(shape: Shape) -> None:
-    if not compat.supports("window", shape.window):
-        pytest.skip("this vLLM has one KV group for connectors")
+    for field in ("window", "drafts"):
+        if not compat.supports(field, getattr(shape, field)):
+            pytest.skip(f"not with this vLLM: {field}")
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -74,6 +79,57 @@ def test_preemption_happens_when_the_pool_is_tight() -> None:
     )
     assert outcome.violation is None
     assert any(e.data["new"] == "PREEMPTED" for e in outcome.trace.of(Kind.STATUS))
+
+
+def drafted(shape: Shape) -> tuple[list[int], Trace]:
+    """A request of 20 tokens: how many came in each step, and what was seen."""
+    needs(shape)
+    outcome = play(target(Nothing), Scenario(shape, (Arrive(Prompt(0, 40), 20),)))
+    assert outcome.violation is None
+    return [len(e.data["tokens"]) for e in outcome.trace.of(Kind.TOKENS)], outcome.trace
+
+
+def test_drafts_are_accepted_as_far_as_they_are_right() -> None:
+    counts, _ = drafted(Shape(drafts=3))
+    assert sum(counts) == 20
+    assert counts[0] == 1  # the prompt's step has none yet
+    assert {1, 2, 4} <= set(counts)  # none, some, all
+
+
+class SaysWhen(Nothing):
+    """Says when it is asked for what was transferred, and when to end saving."""
+
+    order: ClassVar[list[str]] = []
+
+    def wait_for_save(self) -> None:
+        self.order.append("save")
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
+        self.order.append("report")
+        return None, None
+
+
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_with_a_drafter_saving_ends_behind_all_other_hooks(drafts: int) -> None:
+    needs(Shape(drafts=drafts))
+    SaysWhen.order.clear()
+    play(target(SaysWhen), Scenario(Shape(drafts=drafts), (Arrive(Prompt(0, 40), 20),)))
+    assert SaysWhen.order[:2] == (["report", "save"] if drafts else ["save", "report"])
+
+
+def test_a_draft_model_takes_slots_of_its_own() -> None:
+    shape = Shape(drafts=3, block_size=1, num_blocks=200)
+    held = []
+    for lookahead in (False, True):
+        this = dataclasses.replace(shape, lookahead=lookahead)
+        needs(this)
+        with Run(target(Nothing), this) as run:
+            run.do(Arrive(Prompt(0, 40), 20))
+            run.do(Step(2))
+            pool = run.cluster.engines[0].scheduler.kv_cache_manager.block_pool
+            held.append(this.num_blocks - 1 - pool.get_num_free_blocks())
+            run.drain()
+    assert held[1] == held[0] + shape.drafts
 
 
 def test_leaks_are_found_in_every_group() -> None:
