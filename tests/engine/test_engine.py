@@ -123,12 +123,12 @@ def test_a_draft_model_takes_slots_of_its_own() -> None:
     for lookahead in (False, True):
         this = dataclasses.replace(shape, lookahead=lookahead)
         needs(this)
-        with Run(target(Nothing), this) as run:
-            run.do(Arrive(Prompt(0, 40), 20))
-            run.do(Step(2))
-            pool = run.cluster.engines[0].scheduler.kv_cache_manager.block_pool
-            held.append(this.num_blocks - 1 - pool.get_num_free_blocks())
-            run.drain()
+        cluster = Cluster(target(Nothing), this, World(), Trace())
+        cluster.arrive(Prompt(0, 40), 20, Identity(), 0)
+        cluster.step(0)
+        pool = cluster.engines[0].scheduler.kv_cache_manager.block_pool
+        held.append(this.num_blocks - 1 - pool.get_num_free_blocks())
+        cluster.close()
     assert held[1] == held[0] + shape.drafts
 
 
