@@ -63,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
     _limits(check)
     check.add_argument("--role", help="kv_role of a bare class")
     check.add_argument("--extra", help="kv_connector_extra_config of a bare class, as JSON")
+    check.add_argument(
+        "--known", metavar="FILE", help="known failures, see 'kvconform known --help'"
+    )
     check.add_argument("--strict", action="store_true", help="partial is not good enough")
     check.add_argument("--coverage", action="store_true", help="show which fault met which state")
     check.add_argument("--report", default=".kvconform", help="folder for crash files")
@@ -78,6 +81,20 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--as-test", action="store_true", help="print it as a pytest file instead")
 
     _limits(replay)
+
+    known = commands.add_parser(
+        "known",
+        help="make a known failure of a crash file",
+        description="Add an entry to a file of known failures, for 'check --known FILE': the fault "
+        "is excused until a day, for as long as its scenario still shows it.",
+    )
+    known.add_argument("crash", metavar="ID|FILE")
+    known.add_argument("--reason", required=True, help="why it is put up with")
+    known.add_argument("--issue", required=True, metavar="LINK", help="where it is followed up")
+    known.add_argument("--expires", required=True, metavar="DAY", help="such as 2027-01-31")
+    known.add_argument(
+        "--file", default="known.toml", help="the file (default known.toml); made if need be"
+    )
 
     matrix = commands.add_parser("matrix", help="check on every vLLM release; one table")
     matrix.add_argument("targets", nargs="*", metavar="TARGET", help="as for check")
@@ -192,6 +209,10 @@ def _command(options: argparse.Namespace, line: list[str]) -> int:
             from kvconform.cli.selftest import selftest
 
             return selftest(options)
+        case "known":
+            from kvconform.cli.known import add
+
+            return add(options)
         case "replay":
             from kvconform.cli.replay import replay
 

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import sys
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvc-budget", help="time for exploring: 90s, 5m, 1h")
     group.addoption("--kvc-role", help="kv_role of a bare class")
     group.addoption("--kvc-extra", help="kv_connector_extra_config of a bare class, as JSON")
+    group.addoption("--kvc-known", metavar="FILE", help="known failures")
     group.addoption("--kvc-report", default=".kvconform", help="folder for crash files")
 
 
@@ -87,7 +89,8 @@ def _asked(config: pytest.Config) -> Wanted:
     from kvconform.conformance.suite.wanted import Wanted
 
     names = ("target", "profile", "level", "faults", "shape", "examples", "seed", "budget")
-    options = {name: config.getoption(f"--kvc-{name}") for name in (*names, "role", "extra")}
+    more = ("role", "extra", "known")
+    options = {name: config.getoption(f"--kvc-{name}") for name in (*names, *more)}
     return Wanted(**options, processes=config.getoption("numprocesses", None) or 1)
 
 
@@ -142,7 +145,7 @@ def kvc_verdict(
     config = request.config
     wanted = _wanted(request.cls, config)
     if wanted is None:
-        return config.stash[_VERDICT]
+        return _warned(config.stash[_VERDICT])
     from kvconform.conformance.suite.once import once
     from kvconform.scenario.errors import HarnessError, UsageError
 
@@ -158,6 +161,17 @@ def kvc_verdict(
     if verdict is None:
         pytest.fail(problem, pytrace=False)  # out here, where pytest shows the sentence alone
     config.stash.setdefault(_SEEN, {})[wanted.key] = verdict
+    return _warned(verdict)
+
+
+def _warned(verdict: Verdict) -> Verdict:
+    """The verdict, once what has become of known failures was said, which no test tells."""
+    from kvconform.conformance.suite.found import KnownFailureWarning
+
+    for rule in verdict["rules"]:
+        for known in rule["known"]:
+            if known["status"] != "known":
+                warnings.warn(known["message"], KnownFailureWarning, stacklevel=2)
     return verdict
 
 
@@ -234,6 +248,7 @@ def _plan(wanted: Wanted) -> tuple[Target, Options]:
     from kvconform.conformance.profiles import find as find_profile
     from kvconform.connectors.targets.resolve import resolve, with_flags
     from kvconform.faults.packages import select
+    from kvconform.reports import known
     from kvconform.scenario.errors import UsageError
 
     if wanted.examples < 1:
@@ -250,6 +265,7 @@ def _plan(wanted: Wanted) -> tuple[Target, Options]:
         seed=wanted.seed,
         budget=parse.seconds(wanted.budget, "--kvc-budget") if wanted.budget else None,
         processes=max(1, wanted.processes),
+        known=known.read(Path(wanted.known)) if wanted.known else (),
     )
 
 

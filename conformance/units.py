@@ -282,7 +282,6 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
     # Imported here: planning and reading results needs no vLLM.
     from kvconform.conformance import static
     from kvconform.conformance.machine import explore, make_machine
-    from kvconform.conformance.run import play
     from kvconform.engine.compat import contract, vllm_version
     from kvconform.faults.transport import make_world
 
@@ -316,19 +315,10 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
         case "settle":
             result.found = [_settle(job, lambda: tell(result))]
         case "play":
-            scenario = Scenario.from_json(unit.scenario)
-            outcome = play(target, scenario)
-            if outcome.violation is not None:
-                again = play(target, scenario).violation
-                events = [e.to_json() for e in outcome.trace.events]
-                result.found = [
-                    Found(
-                        outcome.violation,
-                        outcome.scenario,
-                        confirmed=outcome.violation.same_as(again),
-                        events=events,
-                    )
-                ]
+            try:
+                result.found = _play(job)
+            except RefusedError as error:
+                gather.refused(error)
     return result
 
 
@@ -419,6 +409,30 @@ def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> N
         )  # fmt: skip
         explore(machine, unit.examples, unit.seed, unit.moves)
     result.seconds = result.seconds or round(time.process_time() - began, 2)
+
+
+def _play(job: Job) -> list[Found]:
+    """What a scenario shows, and whether it does so twice; none where nothing is wrong.
+
+    What the class shows without a run is looked for in the class.
+    """
+    from kvconform.conformance import static
+    from kvconform.conformance.rules import BY_ID
+    from kvconform.conformance.run import play
+
+    target, wanted = job.target, job.unit.fingerprint
+    scenario = Scenario.from_json(job.unit.scenario)
+    if wanted is not None and BY_ID[wanted.rule].is_static:
+        broken = static.judge(static.load(target), target)
+        broken.sort(key=lambda v: v.fingerprint != wanted)  # the one that is looked for comes first
+        return [Found(v, Scenario()) for v in broken[:1]]
+    outcome = play(target, scenario)
+    if outcome.violation is None:
+        return []
+    again = play(target, scenario).violation
+    events = [e.to_json() for e in outcome.trace.events]
+    confirmed = outcome.violation.same_as(again)
+    return [Found(outcome.violation, outcome.scenario, confirmed=confirmed, events=events)]
 
 
 def _settle(job: Job, tell: Callable[[], None]) -> Found:

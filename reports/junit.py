@@ -66,6 +66,9 @@ def render(check: Mapping[str, Any]) -> bytes:
     for name, value in {"target": check["target"], "vLLM": check["vllm"], **run}.items():
         ET.SubElement(properties, "property", {"name": name, "value": legible(str(value))})
     for case in found:
+        for note in case.notes:
+            ET.SubElement(properties, "property", {"name": "known failure", "value": note})
+    for case in found:
         _case(suite, case, f"{legible(check['target'])}.{check['profile']}")
     ET.indent(root, " ")
     return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvconform.reports.table import action_text, render, rows
 from kvconform.scenario.actions import Action, action_to_json
+from kvconform.scenario.known import Known
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.trace import Event
 from kvconform.scenario.violation import Violation
@@ -71,6 +72,19 @@ def fault(
         lines += _field("source", rule["source"])
     if rule.get("help"):
         lines += _field("next move", rule["help"])
+    if path:
+        lines += ["", f"  reproduce:  {PROGRAM} replay {path}"]
+    return "\n".join(lines)
+
+
+def known(entry: Known, rule: Mapping[str, Any], path: str | None) -> str:
+    """A known failure: why it is put up with, until when, and how to see it."""
+    side = entry.fingerprint.side
+    lines = ["", f"KNOWN  {entry.fingerprint.rule}  {rule['title']}   [{side}]", ""]
+    lines += _field("reason", entry.reason)
+    lines += _field("issue", entry.issue)
+    lines += _field("until", entry.expires)
+    lines += _field("seen in", f"{entry.fingerprint.kind}, at {entry.fingerprint.where}")
     if path:
         lines += ["", f"  reproduce:  {PROGRAM} replay {path}"]
     return "\n".join(lines)

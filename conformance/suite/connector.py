@@ -25,6 +25,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "seed": (int,),
     "role": (str, type(None)),
     "extra": (str, Mapping),
+    "known": (str, type(None)),
     "processes": (int, type(None)),
 }
 """The attributes that a subclass may set, and the types that they may have."""
@@ -53,6 +54,7 @@ class ConnectorConformance:
         seed: equal seeds explore equally.
         role: vLLM's ``kv_role``; None: the target's own.
         extra: ``kv_connector_extra_config``, added to the target's own.
+        known: a file of known failures.
         processes: that the target lives in; None: as many as xdist has workers.
     """
 
@@ -65,6 +67,7 @@ class ConnectorConformance:
     seed: ClassVar[int] = 1
     role: ClassVar[str | None] = None
     extra: ClassVar[str | Mapping[str, Any]] = _NONE
+    known: ClassVar[str | None] = None
     processes: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -102,6 +105,7 @@ def wanted(cls: type[ConnectorConformance], workers: int = 1) -> Wanted:
         seed=cls.seed,
         role=cls.role,
         extra=extra,
+        known=cls.known,
         processes=workers if cls.processes is None else cls.processes,
     )
 

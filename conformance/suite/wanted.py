@@ -26,6 +26,7 @@ class Wanted:
     budget: str | None = None
     role: str | None = None
     extra: str | None = None
+    known: str | None = None
     processes: int = 1
 
     @property
