@@ -113,6 +113,9 @@ def parser() -> argparse.ArgumentParser:
 
     selftest = commands.add_parser("selftest", help="hunt the mutants of the zoo")
     selftest.add_argument("--mutant", default="", metavar="M", help="these only, with commas")
+    selftest.add_argument(
+        "--sample", action="store_true", help="thirty of them, half a minute of CPU time for each"
+    )
     selftest.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th, from the I-th")
     selftest.add_argument("--seed", type=int, default=1, help="equal seeds hunt equally")
     selftest.add_argument("-n", dest="processes", default="1", metavar="N|auto", help="processes")
