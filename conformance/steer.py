@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kvconform.conformance.cycle import PAIRS, Phase, State
+from kvconform.conformance.unreachable import why
 from kvconform.faults.packages import NAMES, package_of
 from kvconform.scenario.actions import (
     Abort,
@@ -158,6 +159,8 @@ def _apart(state: State, phase: Phase, prompt: Prompt, shape: Shape) -> Actions:
     match state:
         case "deferred":  # what was pulled once is asked of the store
             return (*path("preempted", "-", prompt, shape), Busy(1), Step(1, 1))
+        case "kept" if phase == "some ranks":  # those from which it has been pulled
+            return (*begin(prompt, shape), Step(2, 1), Release(0), Step(2))
         case "kept":  # where it was prefilled
             return (Hold("save"), Arrive(prompt, OUTPUT), Step(4), *_PHASES[phase])
         case "matched":
@@ -245,7 +248,7 @@ def in_reach(
         for state, phase in PAIRS:
             if name not in packages or (state == "matched" and not tight):
                 continue  # where there is room for everyone nobody is passed over
-            if phase == "some ranks" and ranks == 1:
+            if (phase == "some ranks" and ranks == 1) or why(name, (state, phase)):
                 continue
             way = (*path(state, phase, prompt, shape), *fault(name, prompt, shape))
             if {package_of(action) for action in way} - {None} <= packages:

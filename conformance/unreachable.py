@@ -59,8 +59,8 @@ class Hole:
     why: str
 
 
-def why(fault: str, pair: Pair, target: str) -> str:
-    """Why a cell cannot be met by a target of this class; empty: it can."""
+def why(fault: str, pair: Pair, target: str = "") -> str:
+    """Why a cell cannot be met by a target of this class (or by any); empty: it can."""
     for entry in UNREACHABLE:
         if pair in entry.pairs and entry.fault in ("", fault) and entry.target in ("", target):
             return entry.why
