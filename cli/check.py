@@ -33,7 +33,9 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     Raises:
         UsageError: see there.
     """
-    target = with_flags(resolve(options.target), role=options.role, extra=options.extra)
+    target = with_flags(
+        resolve(options.target), role=options.role, extra=options.extra, tolerant=options.tolerant
+    )
     if options.examples < 1:
         raise UsageError(f"--examples must be at least 1, got {options.examples}.")
     level = parse.level(options.level, LEVELS)
@@ -148,6 +150,7 @@ def as_data(checked: Checked, paths: Mapping[str, str]) -> dict[str, Any]:
             "shape": dict(options.shape),
             "role": target.role,
             "extra": dict(target.extra),
+            "tolerant": list(target.tolerant),
         },
         "rules": [
             {

@@ -67,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
         "--known", metavar="FILE", help="known failures, see 'kvconform known --help'"
     )
     check.add_argument("--strict", action="store_true", help="partial is not good enough")
+    check.add_argument(
+        "--tolerant", default="", metavar="RULES", help="read these tolerantly (see 'explain')"
+    )
     check.add_argument("--coverage", action="store_true", help="show which fault met which state")
     check.add_argument("--report", default=".kvconform", help="folder for crash files")
     check.add_argument(

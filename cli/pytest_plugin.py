@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvconform", "conformance of KV connectors")
     group.addoption("--kvc-target", metavar="TARGET", help="connector to check")
     group.addoption("--kvc-profile", help="profile to hold it to")
-    group.addoption("--kvc-level", default="L3", help="L0, L1, L2 or L3 (default L3)")
+    group.addoption("--kvc-level", default="L3", help="L0 to L4 (default L3)")
     group.addoption("--kvc-faults", default="all", help="fault packages (default all)")
     group.addoption("--kvc-shape", default="", help="fixed fields of the shape")
     group.addoption("--kvc-examples", type=int, default=200, help="runs of L3 (default 200)")
@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvc-role", help="kv_role of a bare class")
     group.addoption("--kvc-extra", help="kv_connector_extra_config of a bare class, as JSON")
     group.addoption("--kvc-known", metavar="FILE", help="known failures")
+    group.addoption("--kvc-tolerant", default="", metavar="RULES", help="read these tolerantly")
     group.addoption("--kvc-report", default=".kvconform", help="folder for crash files")
 
 
@@ -89,7 +90,7 @@ def _asked(config: pytest.Config) -> Wanted:
     from kvconform.conformance.suite.wanted import Wanted
 
     names = ("target", "profile", "level", "faults", "shape", "examples", "seed", "budget")
-    more = ("role", "extra", "known")
+    more = ("role", "extra", "known", "tolerant")
     options = {name: config.getoption(f"--kvc-{name}") for name in (*names, *more)}
     return Wanted(**options, processes=config.getoption("numprocesses", None) or 1)
 
@@ -246,6 +247,7 @@ def _plan(wanted: Wanted) -> tuple[Target, Options]:
     from kvconform.cli import options as parse
     from kvconform.conformance.check import LEVELS, Options
     from kvconform.conformance.profiles import find as find_profile
+    from kvconform.conformance.rules import tolerated
     from kvconform.connectors.targets.resolve import resolve, with_flags
     from kvconform.faults.packages import select
     from kvconform.reports import known
@@ -255,7 +257,10 @@ def _plan(wanted: Wanted) -> tuple[Target, Options]:
         raise UsageError(f"The number of examples must be at least 1, got {wanted.examples}.")
     if wanted.profile is not None:
         find_profile(wanted.profile)
-    target = with_flags(resolve(wanted.target), role=wanted.role, extra=wanted.extra)
+    target = with_flags(
+        resolve(wanted.target), role=wanted.role, extra=wanted.extra, tolerant=wanted.tolerant
+    )
+    tolerated(target.tolerant)
     return target, Options(
         level=parse.level(wanted.level, LEVELS),
         profile=wanted.profile,

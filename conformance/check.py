@@ -12,6 +12,7 @@ from kvconform.conformance.known import KnownFailures, Stand
 from kvconform.conformance.minimise import MAX_RUNS
 from kvconform.conformance.pool import Death, Done, Limits, Pool
 from kvconform.conformance.profiles import find as find_profile
+from kvconform.conformance.rules import tolerated
 from kvconform.conformance.units import Found, Job, Result, Unit, do, merge, plan
 from kvconform.conformance.unreachable import Hole, holes
 from kvconform.conformance.verdict import Finding, Verdict, judge
@@ -183,6 +184,7 @@ class _Check:
         self._tell = tell
         self._began = self._ready = time.monotonic()
         self._found: dict[Fingerprint, Found] = {}
+        tolerated(target.tolerant)
         self._known = KnownFailures(options.known, target)
         self._fixed = dict(target.shape) | dict(options.shape)
         try:
@@ -244,6 +246,7 @@ class _Check:
             self.total.reached,
             explored=explored,
             vllm=self.total.vllm,
+            tolerant=frozenset(target.tolerant),
         )
         self.at_work([0, 0, 0])
         return Checked(

@@ -33,6 +33,7 @@ def run_data(checked: Checked, command: str) -> dict[str, Any]:
         "cutShort": checked.cut_short,
         "shapes": dict(sorted(checked.shapes.items())),
         "refused": dict(checked.refused),
+        "tolerant": list(checked.target.tolerant),
         "processes": checked.options.processes,
         "command": command,
     }

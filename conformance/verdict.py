@@ -93,6 +93,7 @@ def judge(
     static_done: bool = True,
     explored: bool = True,
     vllm: str = "",
+    tolerant: frozenset[str] = frozenset(),
 ) -> Verdict:
     """The verdict that follows from what was seen.
 
@@ -104,6 +105,7 @@ def judge(
         static_done: whether L0 was judged.
         explored: whether anything was run.
         vllm: the version that it ran on.
+        tolerant: rules that were read tolerantly.
     """
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -139,6 +141,8 @@ def judge(
         else:
             result = "pass" if count else "vacuous"
             reason = "" if count else f"never reached: {rule.provoked}"
+            if count and rule.id in tolerant:
+                reason = "in the tolerant reading"
         verdicts.append(RuleVerdict(rule, result, count, all_found, reason))
     return Verdict(profile, _result(verdicts), verdicts)
 

@@ -152,6 +152,8 @@ def summary(
         f"  {run['examples']} runs, {run['steps']} steps ({run['checkedSteps']} checked), "
         f"{run['seconds']:.0f} s, level {run['level']}, seed {run['seed']}"
     )
+    if run.get("tolerant"):
+        lines += _field("tolerant", ", ".join(run["tolerant"]), 10)
     if run.get("shapes"):
         lines += _field("shapes", shapes_text(run["shapes"]), 10)
     for message, count in run.get("refused", {}).items():

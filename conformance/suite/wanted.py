@@ -27,6 +27,7 @@ class Wanted:
     role: str | None = None
     extra: str | None = None
     known: str | None = None
+    tolerant: str = ""
     processes: int = 1
 
     @property

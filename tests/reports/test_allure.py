@@ -137,3 +137,19 @@ def test_a_bad_folder_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"^Cannot make the folder .* for Allure results: .*\.$"):
         crash.make_folder(tmp_path / "file", "Allure results")
+
+
+def test_a_known_failure_links_its_issue(folder: Path) -> None:
+    result = read(folder)["KVC-801"]
+    assert result["status"] == "skipped"
+    assert result["links"] == [
+        {"type": "issue", "url": made.KNOWN["issue"], "name": made.KNOWN["issue"]}
+    ]
+    assert result["statusDetails"]["known"] is True
+    assert labels(result)["tag"] == "known failure"
+    (category,) = (
+        c for c in json.loads((folder / "categories.json").read_text())
+        if c["name"] == "known failures"
+    )  # fmt: skip
+    assert re.fullmatch(category["messageRegex"], result["statusDetails"]["message"])
+    assert "links" not in read(folder)["KVC-302"]
