@@ -355,8 +355,8 @@ RULES: tuple[Rule, ...] = (
             "to drop: that its assert ends the engine is vLLM's fault (VLL-001). Ids that never "
             "were are wrong all the same.",
             frozenset({"forgotten, recving", "forgotten, sending"}),
-            "vllm PR #37859, #46304 and #53746 would drop it, #50565 keeps the assert, #56089 has "
-            "the scheduler keep account of what is open",
+            "the pull requests for vllm issue #43226 would drop it, PR #50565 keeps the assert, PR "
+            "#56089 has the scheduler keep account of what is open",
         ),
     ),
     Rule(
