@@ -106,6 +106,8 @@ def parser() -> argparse.ArgumentParser:
     matrix.add_argument("--level", default="L3", help="of each check (default L3)")
     matrix.add_argument("--examples", type=int, default=200, help="of each check (default 200)")
     matrix.add_argument("--seed", type=int, default=1, help="of each check (default 1)")
+    matrix.add_argument("--known", metavar="FILE", help="known failures, as for check")
+    matrix.add_argument("--tolerant", default="", metavar="RULES", help="as for check")
     matrix.add_argument("-n", dest="processes", default="1", metavar="N|auto", help="processes")
     matrix.add_argument(
         "--report", default=".kvconform", help="crash files go to folders in this one"

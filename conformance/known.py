@@ -130,6 +130,7 @@ class KnownFailures:
             )  # fmt: skip
             return
         if found is not None and not BY_ID[found.violation.fingerprint.rule].is_static:
+            found.runs = 0  # of the exploration
             self.new.append(found)
 
     def _put(self, known: Known, status: Status, message: str) -> None:
