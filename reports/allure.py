@@ -139,6 +139,7 @@ def accompany(checks: Sequence[Mapping[str, Any]], folder: Path) -> None:
             ("vLLM", check["vllm"]),
             ("level", options["level"]),
             ("seed", str(options["seed"])),
+            *(("tolerant", rule) for rule in options.get("tolerant", ())),
         ):
             known = facts.setdefault(name, [])
             if value not in known:

@@ -171,6 +171,8 @@ def _about(rule: Mapping[str, Any], vllms: bool) -> list[str]:
         violation = Violation.from_json(fault["violation"])
         kind, where = violation.fingerprint.kind, violation.fingerprint.where
         out.append(legible(f"Found: {kind}, at {where}. {violation.got}."))
+    if rule["result"] == "pass" and rule["reason"]:
+        out.append(f"Kept {rule['reason']}.")
     out += (legible(known["message"]) for known in rule.get("known", ()))
     out.append(f"Provoked by: {rule['provoked']}. Reached: {rule['reached']}.")
     if rule["source"]:

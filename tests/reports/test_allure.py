@@ -153,3 +153,9 @@ def test_a_known_failure_links_its_issue(folder: Path) -> None:
     )  # fmt: skip
     assert re.fullmatch(category["messageRegex"], result["statusDetails"]["message"])
     assert "links" not in read(folder)["KVC-302"]
+
+
+def test_tolerant_readings_are_part_of_the_environment(tmp_path: Path) -> None:
+    options = {"level": "L3", "seed": 1, "examples": 20, "tolerant": ["KVC-301"]}
+    allure.write(made.check(made.rule("KVC-301"), options=options), tmp_path, AT)
+    assert "tolerant=KVC-301\n" in (tmp_path / "environment.properties").read_text()

@@ -81,6 +81,12 @@ def test_an_entry_that_has_changed_is_noted() -> None:
     assert case.notes[0] in case.about
 
 
+def test_a_pass_in_the_tolerant_reading_says_so() -> None:
+    (case,) = cases(made.check(made.rule("KVC-301", reason="in the tolerant reading")))
+    assert case.status == "passed"
+    assert "Kept in the tolerant reading." in case.about
+
+
 def test_an_unconfirmed_fault_says_so() -> None:
     case = next(c for c in cases(made.everything()) if c.id == "KVC-303")
     assert case.gist.startswith("KVC-303 inconclusive: seen once")
