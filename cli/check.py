@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shlex
 import sys
@@ -18,11 +19,11 @@ from kvconform.conformance.check import LEVELS, Checked, Options, check_connecto
 from kvconform.conformance.cycle import PAIRS
 from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.report import report, rules_data, run_data
-from kvconform.conformance.rules import rule_data
+from kvconform.conformance.rules import BY_ID, rule_data
 from kvconform.conformance.verdict import EXIT_HARNESS, exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
 from kvconform.faults.packages import select
-from kvconform.reports import crash, junit, terminal
+from kvconform.reports import coverage, crash, junit, known, terminal
 from kvconform.scenario.errors import UsageError
 
 
@@ -32,7 +33,9 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     Raises:
         UsageError: see there.
     """
-    target = with_flags(resolve(options.target), role=options.role, extra=options.extra)
+    target = with_flags(
+        resolve(options.target), role=options.role, extra=options.extra, tolerant=options.tolerant
+    )
     if options.examples < 1:
         raise UsageError(f"--examples must be at least 1, got {options.examples}.")
     level = parse.level(options.level, LEVELS)
@@ -55,6 +58,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         budget=parse.seconds(options.budget, "--budget") if options.budget else None,
         processes=parse.processes(options.processes),
         limits=parse.limits(options.hang_limit, options.memory_limit),
+        known=known.read(Path(options.known)) if options.known else (),
     )
     ticker = Ticker()
     try:
@@ -66,6 +70,10 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     for verdict in checked.verdict.rules:
         for finding in verdict.findings:
             path = paths.get(finding.violation.fingerprint.id)
+            if finding.excused:
+                assert finding.known is not None
+                print(terminal.known(finding.known, rule_data(verdict.rule), path), file=out)
+                continue
             print(
                 terminal.fault(
                     finding.violation,
@@ -103,8 +111,11 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
             "the target",
             file=out,
         )
+    for stand in checked.stands:
+        if stand.status != "known":
+            print(f"  notice: {stand.message}", file=out)
     if options.coverage:
-        print(_coverage(checked.coverage), file=out)
+        print(_coverage(checked), file=out)
     if options.json:
         write_json(report(checked, __version__, command, paths), options.json)
     if options.junit:
@@ -139,6 +150,7 @@ def as_data(checked: Checked, paths: Mapping[str, str]) -> dict[str, Any]:
             "shape": dict(options.shape),
             "role": target.role,
             "extra": dict(target.extra),
+            "tolerant": list(target.tolerant),
         },
         "rules": [
             {
@@ -146,6 +158,16 @@ def as_data(checked: Checked, paths: Mapping[str, str]) -> dict[str, Any]:
                 "result": verdict.result,
                 "reached": verdict.reached,
                 "reason": verdict.reason,
+                "known": [
+                    {
+                        "status": stand.status,
+                        "message": stand.message,
+                        "fingerprint": stand.known.id,
+                        "issue": stand.known.issue,
+                    }
+                    for stand in checked.stands
+                    if stand.known.fingerprint.rule == verdict.rule.id
+                ],
                 "faults": [
                     {
                         "violation": finding.violation.to_json(),
@@ -153,7 +175,8 @@ def as_data(checked: Checked, paths: Mapping[str, str]) -> dict[str, Any]:
                         "events": [e.to_json() for e in finding.trace or ()],
                         "path": paths.get(finding.violation.fingerprint.id),
                         "runs": finding.runs,
-                        "confirmed": finding.confirmed,
+                        "confirmed": finding.confirmed or finding.excused,
+                        "excused": finding.excused,
                     }
                     for finding in verdict.findings
                 ],
@@ -187,7 +210,7 @@ def store(checked: Checked, folder: Path) -> dict[str, str]:
     paths: dict[str, str] = {}
     versions = {"kvconform": __version__, "vllm": checked.vllm}
     for finding in checked.findings:
-        if finding.scenario.actions:
+        if finding.scenario.actions or BY_ID[finding.violation.fingerprint.rule].is_static:
             stored = crash.Crash(
                 checked.target,
                 finding.violation,
@@ -222,18 +245,10 @@ def write_json(data: dict[str, Any], where: str) -> None:
         raise UsageError(f"Cannot write the report to {where}: {error.strerror}.") from None
 
 
-def _coverage(coverage: Mapping[str, int]) -> str:
-    """Which fault met requests in which state, how often; a row per fault, a column per state."""
-    faults = sorted({cell.split("/")[0] for cell in coverage})
-    heads = [state + ("" if phase == "-" else f", {phase}") for state, phase in PAIRS]
-    rows = [("", *map(str, range(1, len(PAIRS) + 1)))]
-    for fault in faults:
-        counts = [coverage.get("/".join((fault, *pair)), 0) for pair in PAIRS]
-        rows.append((fault, *(str(count or "-") for count in counts)))
-    lines = ["", "  how often a fault met a request that was:"]
-    lines += [f"    {number:>2} {head}" for number, head in enumerate(heads, 1)]
-    lines += ["    " + f"{row[0]:<12}" + "".join(f"{cell:>6}" for cell in row[1:]) for row in rows]
-    return "\n".join(lines)
+def _coverage(checked: Checked) -> str:
+    """Which fault met requests in which state."""
+    found = [dataclasses.asdict(hole) for hole in checked.holes]
+    return coverage.table(checked.coverage, PAIRS, sorted(checked.faults), found)
 
 
 class Ticker:

@@ -63,7 +63,13 @@ def parser() -> argparse.ArgumentParser:
     _limits(check)
     check.add_argument("--role", help="kv_role of a bare class")
     check.add_argument("--extra", help="kv_connector_extra_config of a bare class, as JSON")
+    check.add_argument(
+        "--known", metavar="FILE", help="known failures, see 'kvconform known --help'"
+    )
     check.add_argument("--strict", action="store_true", help="partial is not good enough")
+    check.add_argument(
+        "--tolerant", default="", metavar="RULES", help="read these tolerantly (see 'explain')"
+    )
     check.add_argument("--coverage", action="store_true", help="show which fault met which state")
     check.add_argument("--report", default=".kvconform", help="folder for crash files")
     check.add_argument(
@@ -79,6 +85,20 @@ def parser() -> argparse.ArgumentParser:
 
     _limits(replay)
 
+    known = commands.add_parser(
+        "known",
+        help="make a known failure of a crash file",
+        description="Add an entry to a file of known failures, for 'check --known FILE': the fault "
+        "is excused until a day, for as long as its scenario still shows it.",
+    )
+    known.add_argument("crash", metavar="ID|FILE")
+    known.add_argument("--reason", required=True, help="why it is put up with")
+    known.add_argument("--issue", required=True, metavar="LINK", help="where it is followed up")
+    known.add_argument("--expires", required=True, metavar="DAY", help="such as 2027-01-31")
+    known.add_argument(
+        "--file", default="known.toml", help="the file (default known.toml); made if need be"
+    )
+
     matrix = commands.add_parser("matrix", help="check on every vLLM release; one table")
     matrix.add_argument("targets", nargs="*", metavar="TARGET", help="as for check")
     matrix.add_argument("--all", action="store_true", help="all known targets but the zoo")
@@ -86,6 +106,8 @@ def parser() -> argparse.ArgumentParser:
     matrix.add_argument("--level", default="L3", help="of each check (default L3)")
     matrix.add_argument("--examples", type=int, default=200, help="of each check (default 200)")
     matrix.add_argument("--seed", type=int, default=1, help="of each check (default 1)")
+    matrix.add_argument("--known", metavar="FILE", help="known failures, as for check")
+    matrix.add_argument("--tolerant", default="", metavar="RULES", help="as for check")
     matrix.add_argument("-n", dest="processes", default="1", metavar="N|auto", help="processes")
     matrix.add_argument(
         "--report", default=".kvconform", help="crash files go to folders in this one"
@@ -96,6 +118,9 @@ def parser() -> argparse.ArgumentParser:
 
     selftest = commands.add_parser("selftest", help="hunt the mutants of the zoo")
     selftest.add_argument("--mutant", default="", metavar="M", help="these only, with commas")
+    selftest.add_argument(
+        "--sample", action="store_true", help="thirty of them, half a minute of CPU time for each"
+    )
     selftest.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th, from the I-th")
     selftest.add_argument("--seed", type=int, default=1, help="equal seeds hunt equally")
     selftest.add_argument("-n", dest="processes", default="1", metavar="N|auto", help="processes")
@@ -192,6 +217,10 @@ def _command(options: argparse.Namespace, line: list[str]) -> int:
             from kvconform.cli.selftest import selftest
 
             return selftest(options)
+        case "known":
+            from kvconform.cli.known import add
+
+            return add(options)
         case "replay":
             from kvconform.cli.replay import replay
 

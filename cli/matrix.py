@@ -86,7 +86,8 @@ def _column(name: str, target: Target, version: str, options: argparse.Namespace
                 *start, "check", name, "--level", options.level,
                 "--examples", str(options.examples), "--seed", str(options.seed),
                 "-n", options.processes, "--report", str(Path(options.report) / version),
-                "--json", str(report),
+                "--json", str(report), "--tolerant", options.tolerant,
+                *(("--known", options.known) if options.known else ()),
             ],
             capture_output=True, text=True, check=False,
         )  # fmt: skip

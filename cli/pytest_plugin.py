@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import sys
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvconform", "conformance of KV connectors")
     group.addoption("--kvc-target", metavar="TARGET", help="connector to check")
     group.addoption("--kvc-profile", help="profile to hold it to")
-    group.addoption("--kvc-level", default="L3", help="L0, L1, L2 or L3 (default L3)")
+    group.addoption("--kvc-level", default="L3", help="L0 to L4 (default L3)")
     group.addoption("--kvc-faults", default="all", help="fault packages (default all)")
     group.addoption("--kvc-shape", default="", help="fixed fields of the shape")
     group.addoption("--kvc-examples", type=int, default=200, help="runs of L3 (default 200)")
@@ -45,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvc-budget", help="time for exploring: 90s, 5m, 1h")
     group.addoption("--kvc-role", help="kv_role of a bare class")
     group.addoption("--kvc-extra", help="kv_connector_extra_config of a bare class, as JSON")
+    group.addoption("--kvc-known", metavar="FILE", help="known failures")
+    group.addoption("--kvc-tolerant", default="", metavar="RULES", help="read these tolerantly")
     group.addoption("--kvc-report", default=".kvconform", help="folder for crash files")
 
 
@@ -87,7 +90,8 @@ def _asked(config: pytest.Config) -> Wanted:
     from kvconform.conformance.suite.wanted import Wanted
 
     names = ("target", "profile", "level", "faults", "shape", "examples", "seed", "budget")
-    options = {name: config.getoption(f"--kvc-{name}") for name in (*names, "role", "extra")}
+    more = ("role", "extra", "known", "tolerant")
+    options = {name: config.getoption(f"--kvc-{name}") for name in (*names, *more)}
     return Wanted(**options, processes=config.getoption("numprocesses", None) or 1)
 
 
@@ -142,7 +146,7 @@ def kvc_verdict(
     config = request.config
     wanted = _wanted(request.cls, config)
     if wanted is None:
-        return config.stash[_VERDICT]
+        return _warned(config.stash[_VERDICT])
     from kvconform.conformance.suite.once import once
     from kvconform.scenario.errors import HarnessError, UsageError
 
@@ -158,6 +162,17 @@ def kvc_verdict(
     if verdict is None:
         pytest.fail(problem, pytrace=False)  # out here, where pytest shows the sentence alone
     config.stash.setdefault(_SEEN, {})[wanted.key] = verdict
+    return _warned(verdict)
+
+
+def _warned(verdict: Verdict) -> Verdict:
+    """The verdict, once what has become of known failures was said, which no test tells."""
+    from kvconform.conformance.suite.found import KnownFailureWarning
+
+    for rule in verdict["rules"]:
+        for known in rule["known"]:
+            if known["status"] != "known":
+                warnings.warn(known["message"], KnownFailureWarning, stacklevel=2)
     return verdict
 
 
@@ -232,15 +247,20 @@ def _plan(wanted: Wanted) -> tuple[Target, Options]:
     from kvconform.cli import options as parse
     from kvconform.conformance.check import LEVELS, Options
     from kvconform.conformance.profiles import find as find_profile
+    from kvconform.conformance.rules import tolerated
     from kvconform.connectors.targets.resolve import resolve, with_flags
     from kvconform.faults.packages import select
+    from kvconform.reports import known
     from kvconform.scenario.errors import UsageError
 
     if wanted.examples < 1:
         raise UsageError(f"The number of examples must be at least 1, got {wanted.examples}.")
     if wanted.profile is not None:
         find_profile(wanted.profile)
-    target = with_flags(resolve(wanted.target), role=wanted.role, extra=wanted.extra)
+    target = with_flags(
+        resolve(wanted.target), role=wanted.role, extra=wanted.extra, tolerant=wanted.tolerant
+    )
+    tolerated(target.tolerant)
     return target, Options(
         level=parse.level(wanted.level, LEVELS),
         profile=wanted.profile,
@@ -250,6 +270,7 @@ def _plan(wanted: Wanted) -> tuple[Target, Options]:
         seed=wanted.seed,
         budget=parse.seconds(wanted.budget, "--kvc-budget") if wanted.budget else None,
         processes=max(1, wanted.processes),
+        known=known.read(Path(wanted.known)) if wanted.known else (),
     )
 
 

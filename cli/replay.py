@@ -14,6 +14,7 @@ from kvconform.conformance.verdict import EXIT_HARNESS, EXIT_KILLED
 from kvconform.connectors.targets.resolve import resolve
 from kvconform.reports import crash, terminal
 from kvconform.reports.as_test import as_test
+from kvconform.scenario.errors import UsageError
 
 REPRODUCED, FIXED = 1, 0
 
@@ -28,17 +29,22 @@ def replay(options: argparse.Namespace) -> int:
     stored = crash.read(crash.locate(options.crash, folder))
     target = resolve(options.against) if options.against else stored.target
     if options.as_test:
+        if find(stored.violation.fingerprint.rule).is_static:
+            raise UsageError(f"{stored.id} is shown by the class itself: there is nothing to run.")
         print(as_test(dataclasses.replace(stored, target=target)), end="")
         return 0
 
     rule = find(stored.violation.fingerprint.rule)
-    job = Job(target, Unit("play", "replay", scenario=stored.scenario.to_json()))
+    wanted = stored.violation.fingerprint
+    unit = Unit("play", "replay", scenario=stored.scenario.to_json(), fingerprint=wanted)
     with Pool(1, parse.limits(options.hang_limit, options.memory_limit)) as pool:
-        (done,) = pool.map([job])
+        (done,) = pool.map([Job(target, unit)])
     if done.death is not None:
         print(terminal.death(done.death, None))
         return EXIT_KILLED
     assert done.result is not None
+    if done.result.refused:
+        raise UsageError(next(iter(done.result.refused)))
     if not done.result.found:
         what = f"{target.name}: no rule is broken"
         print(f"PASSED  {what}" if options.against else f"FIXED  {rule.id}: {what} any more")
@@ -54,7 +60,7 @@ def replay(options: argparse.Namespace) -> int:
         word = f"FAILED  {target.name} breaks {found.id}"
     elif violation == stored.violation:
         word = f"REPRODUCED  {rule.id}, exactly as stored"
-    elif violation.fingerprint == stored.violation.fingerprint:
+    elif violation.fingerprint == wanted:
         word = f"REPRODUCED  {rule.id}, the same fault with other details"
     else:
         word = f"DIFFERENT  {found.id} is broken now, {rule.id} was stored"

@@ -14,12 +14,16 @@ from typing import Any
 from kvconform.cli import options as parse
 from kvconform.cli.check import write_json
 from kvconform.conformance.invariants import expected
-from kvconform.conformance.selftest import Quarry, hunt_all
+from kvconform.conformance.selftest import SECONDS, Quarry, hunt_all
 from kvconform.connectors.targets.resolve import resolve
 from kvconform.connectors.zoo.catalogue import BY_NAME, MUTANTS
 from kvconform.connectors.zoo.mutant import Mutant
+from kvconform.connectors.zoo.sample import SAMPLE
 from kvconform.reports.kills import table
 from kvconform.scenario.errors import UsageError
+
+SAMPLE_SECONDS = 30.0
+"""CPU time of a hunt of the sample: the right ones are hunted for all of it."""
 
 
 def selftest(options: argparse.Namespace) -> int:
@@ -28,9 +32,10 @@ def selftest(options: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such mutant or shard, or the file is of something else.
     """
-    quarries = _quarries(_chosen(options.mutant, options.shard))
+    quarries = _quarries(_chosen(options.mutant, options.shard, options.sample))
+    seconds = SAMPLE_SECONDS if options.sample else SECONDS
     path = Path(options.json) if options.json and options.json != "-" else None
-    known = _known(path, options.seed) if path else {}
+    known = _known(path, options.seed, seconds) if path else {}
     done = [known[q.name] for q in quarries if q.name in known]
     left = [q for q in quarries if q.name not in known]
 
@@ -38,27 +43,30 @@ def selftest(options: argparse.Namespace) -> int:
         print(line, file=sys.stderr, flush=True)
 
     hunts = hunt_all(
-        left, seed=options.seed, processes=parse.processes(options.processes), tell=tell
-    )
+        left, seed=options.seed, seconds=seconds, processes=parse.processes(options.processes),
+        tell=tell,
+    )  # fmt: skip
     for hunt in hunts:
         done.append(dataclasses.asdict(hunt) | {"twin": hunt.name.startswith("right")})
         if path:  # who is interrupted goes on from here
-            _store(path, options.seed, done, known)
+            _store(path, options.seed, seconds, done, known)
     order = {quarry.name: index for index, quarry in enumerate(quarries)}
     done.sort(key=lambda entry: order[entry["name"]])
     out = sys.stderr if options.json == "-" else sys.stdout
     print(table(done, {m.name: m.says for m in MUTANTS}), file=out)
     if options.json == "-":
-        write_json(_file(options.seed, done), "-")
+        write_json(_file(options.seed, seconds, done), "-")
     return int(any(entry["killed"] is entry["twin"] for entry in done if not entry["right_here"]))
 
 
-def _chosen(names: str, shard: str) -> list[Mutant]:
+def _chosen(names: str, shard: str, sample: bool) -> list[Mutant]:
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= index <= count:
         raise UsageError(f"--shard is I/N such as 1/4, I from 1 to N, got {shard!r}.")
-    chosen = list(MUTANTS)
+    chosen = [m for m in MUTANTS if not sample or m.name in SAMPLE]
+    if names and sample:
+        raise UsageError("Give either --mutant or --sample.")
     if names:
         for name in names.split(","):
             if name not in BY_NAME:
@@ -92,28 +100,37 @@ def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
     return [*quarries, *twins.values()]
 
 
-def _file(seed: int, done: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"schemaVersion": 1, "seed": seed, "hunts": list(done)}
+def _file(seed: int, seconds: float, done: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"schemaVersion": 1, "seed": seed, "seconds": seconds, "hunts": list(done)}
 
 
 def _store(
-    path: Path, seed: int, done: Sequence[dict[str, Any]], known: dict[str, dict[str, Any]]
+    path: Path,
+    seed: int,
+    seconds: float,
+    done: Sequence[dict[str, Any]],
+    known: dict[str, dict[str, Any]],
 ) -> None:
     """Write the file anew, whole or not at all; other mutants that were in it stay."""
     merged = known | {entry["name"]: entry for entry in done}
     scratch = path.with_name(f"{path.name}.new")
-    scratch.write_text(json.dumps(_file(seed, list(merged.values())), indent=1) + "\n")
+    scratch.write_text(json.dumps(_file(seed, seconds, list(merged.values())), indent=1) + "\n")
     scratch.replace(path)
 
 
-def _known(path: Path, seed: int) -> dict[str, dict[str, Any]]:
-    """What an earlier selftest with this seed has found out."""
+def _known(path: Path, seed: int, seconds: float) -> dict[str, dict[str, Any]]:
+    """What an earlier selftest with this seed, and as much time, has found out."""
     if not path.exists():
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["seed"] != seed:
             raise UsageError(f"{path} is of seed {data['seed']}; give another file for {seed}.")
+        if data.get("seconds", SECONDS) != seconds:
+            raise UsageError(
+                f"{path} is of hunts of {data.get('seconds', SECONDS):g} s; give another file for "
+                f"those of {seconds:g} s, as --sample has them or has not."
+            )
         return {entry["name"]: entry for entry in data["hunts"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not the file of a selftest: {error}.") from None

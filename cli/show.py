@@ -115,6 +115,7 @@ def explain(some_id: str) -> int:
         "since": f"vLLM {rule.since}" + (f" to {rule.until}" if rule.until else ""),
         "incidents": ", ".join(rule.incidents),
         "judges": ", ".join(s.id for s in STATEMENTS if rule.id in s.rules),
+        "tolerant": rule_data(rule)["tolerant"],
         "help": rule.help,
     }
     _explain(f"{rule.id}  {rule.title}", rule.text, facts)

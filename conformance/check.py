@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvconform.conformance.known import KnownFailures, Stand
 from kvconform.conformance.minimise import MAX_RUNS
 from kvconform.conformance.pool import Death, Done, Limits, Pool
 from kvconform.conformance.profiles import find as find_profile
+from kvconform.conformance.rules import tolerated
 from kvconform.conformance.units import Found, Job, Result, Unit, do, merge, plan
+from kvconform.conformance.unreachable import Hole, holes
 from kvconform.conformance.verdict import Finding, Verdict, judge
 from kvconform.faults.packages import NAMES, possible
 from kvconform.scenario.errors import UsageError
+from kvconform.scenario.known import Known
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
@@ -67,6 +71,7 @@ class Options:
         processes: processes that the target lives in; 0: in this one, where a target that
             crashes takes everything down.
         limits: what a process may use.
+        known: known failures (see ``reports/known.py``).
     """
 
     level: str = "L3"
@@ -79,6 +84,7 @@ class Options:
     shrink_runs: int = MAX_RUNS
     processes: int = 0
     limits: Limits = field(default_factory=Limits)
+    known: tuple[Known, ...] = ()
 
 
 @dataclass(slots=True)
@@ -107,9 +113,11 @@ class Checked:
         vllm: the installed vLLM's version.
         contract: its contract: ``hash``, the known release that it ``resembles``, ``changes``.
         cut_short: the budget ended before the examples did.
-        deaths: processes that the target took down.
+        deaths: processes that the target took down, but for those that are known failures.
         shapes: per ``field=value`` of the shape, how many runs had it.
         refused: what the target said to shapes that it does not serve, with how often.
+        stands: how the entries of known failures stand that concern the target.
+        faults: packages that its runs could use.
     """
 
     target: Target
@@ -124,6 +132,13 @@ class Checked:
     deaths: list[Death] = field(default_factory=list)
     shapes: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    stands: list[Stand] = field(default_factory=list)
+    faults: frozenset[str] = frozenset()
+
+    @property
+    def holes(self) -> list[Hole]:
+        """Cells of fault, state and phase that no run has met."""
+        return holes(self.coverage, self.faults, self.target.class_name)
 
     @property
     def findings(self) -> list[Finding]:
@@ -169,6 +184,8 @@ class _Check:
         self._tell = tell
         self._began = self._ready = time.monotonic()
         self._found: dict[Fingerprint, Found] = {}
+        tolerated(target.tolerant)
+        self._known = KnownFailures(options.known, target)
         self._fixed = dict(target.shape) | dict(options.shape)
         try:
             shape = Shape().fixed(self._fixed)
@@ -215,6 +232,7 @@ class _Check:
         self._ready = time.monotonic()  # a budget is for exploring, not for importing vLLM
         broken = {f.violation.fingerprint.rule for f in self.total.found}
         explored = bool(units) and "KVC-001" not in broken  # what cannot be made is not run
+        self._recall(work if explored else None)
         if explored:
             self._explore(work, units)
         if self.total.refused and not self.total.examples:
@@ -228,6 +246,7 @@ class _Check:
             self.total.reached,
             explored=explored,
             vllm=self.total.vllm,
+            tolerant=frozenset(target.tolerant),
         )
         self.at_work([0, 0, 0])
         return Checked(
@@ -243,14 +262,28 @@ class _Check:
             self.deaths,
             self.total.shapes,
             self.total.refused,
+            self._known.stands,
+            faults if explored else frozenset(),
         )
+
+    def _recall(self, work: Callable[[Sequence[Job]], Iterable[Done]] | None) -> None:
+        """See what has become of the known failures."""
+        self.progress.phase = "known failures"
+
+        def play(units: Sequence[Unit]) -> Iterable[Done]:
+            return work([self._job(u) for u in units]) if work else ()
+
+        self._known.look(list(self.total.found), self.total.vllm, play if work else None)
+        self.deaths += self._known.deaths
+        for found in self._known.new:
+            merge(self.total.found, self._found, found)
 
     def _explore(self, work: Callable[[Sequence[Job]], Iterable[Done]], units: list[Unit]) -> None:
         self.progress.phase = units[-1].level
         done = sorted(work([self._job(u) for u in units]), key=lambda d: d.index)
         # Added in the order of the units, so that nothing depends on who was quickest.
         for one in done:
-            if one.death is not None:
+            if one.death is not None and not self._known.excuses_death(one.death):
                 self.deaths.append(one.death)
             if one.result is not None:
                 self._add(one.result)
@@ -274,10 +307,16 @@ class _Check:
     def _settle(self, work: Callable[[Sequence[Job]], Iterable[Done]]) -> list[Finding]:
         """Confirm and shrink what was found."""
         self.progress.phase = "shrinking"
-        findings = [
-            Finding(f.violation, Scenario()) for f in self.total.found if not f.scenario.actions
+        known = self._known
+        open_ones = [
+            f for f in self.total.found if not known.excuses(f.violation.fingerprint, f.runs)
         ]
-        dynamic = [f for f in self.total.found if f.scenario.actions]
+        findings = [
+            *known.findings,
+            *(Finding(f.violation, Scenario(), known=known.entry(f.violation.fingerprint))
+              for f in open_ones if not f.scenario.actions),
+        ]  # fmt: skip
+        dynamic = [f for f in open_ones if f.scenario.actions]
         jobs = [
             self._job(
                 Unit(
@@ -303,6 +342,7 @@ class _Check:
                     found.runs,
                     settled.original or len(found.scenario.actions),
                     settled.confirmed and one.result is not None,
+                    known.entry(settled.violation.fingerprint),
                 )
             )
         return findings

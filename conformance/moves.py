@@ -73,7 +73,7 @@ class Moves:
         self.draw = draw
         self._seen = Counter() if seen is None else seen
         tight = is_tight(shape)
-        self._wanted = steer.in_reach(packages, shape.topology, tight)
+        self._wanted = steer.in_reach(packages, shape.topology, tight, shape.ranks)
         self._arrived: list[Arrive] = []
         self.chats = chats and "full-hit" in packages  # their prompts return
         self.packages = packages

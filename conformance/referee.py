@@ -29,6 +29,7 @@ class Referee:
         shape: the run's.
         vllm: the version that it runs on; objections with rules that are not of it are dropped.
         features: what the target declares; the same for rules that need more to be declared.
+        tolerant: rules that are read tolerantly.
 
     Attributes:
         ledger: the facts, derived from events.
@@ -36,11 +37,18 @@ class Referee:
     """
 
     def __init__(
-        self, target_class: str, shape: Shape, vllm: str = "", features: Collection[str] = DECLARED
+        self,
+        target_class: str,
+        shape: Shape,
+        vllm: str = "",
+        features: Collection[str] = DECLARED,
+        tolerant: Collection[str] = (),
     ) -> None:
         self.ledger = Ledger(shape)
         self.violation: Violation | None = None
         self.checks: list[Check] = [c(self.ledger, target_class, self._object) for c in ALL]
+        for check in self.checks:
+            check.tolerant = frozenset(tolerant)
         self._ears: dict[str, list[Callable[[Event], None]]] = defaultdict(list)
         for check in self.checks:
             for name in _EARS[type(check)]:

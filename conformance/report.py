@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +33,7 @@ def run_data(checked: Checked, command: str) -> dict[str, Any]:
         "cutShort": checked.cut_short,
         "shapes": dict(sorted(checked.shapes.items())),
         "refused": dict(checked.refused),
+        "tolerant": list(checked.target.tolerant),
         "processes": checked.options.processes,
         "command": command,
     }
@@ -88,7 +90,20 @@ def report(
             }
             for i, d in enumerate(checked.deaths)
         ],
+        "known": [
+            {
+                "fingerprint": s.known.id,
+                "rule": s.known.fingerprint.rule,
+                "status": s.status,
+                "reason": s.known.reason,
+                "issue": s.known.issue,
+                "expires": s.known.expires,
+                "message": s.message,
+            }
+            for s in checked.stands
+        ],
         "coverage": coverage,
+        "notMet": [dataclasses.asdict(hole) for hole in checked.holes],
         "selftest": None,
     }
 
@@ -117,5 +132,6 @@ def _failure(finding: Finding, paths: Mapping[str, str]) -> dict[str, Any]:
         "runs": finding.runs,
         "actions": len(finding.scenario.actions),
         "confirmed": finding.confirmed,
+        "known": finding.excused,
         "scenario": paths.get(fingerprint.id),
     }

@@ -7,6 +7,7 @@ package), ``incidents`` the public defects that the rule comes from.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +35,21 @@ Level = Literal["must", "should"]
 
 
 @dataclass(frozen=True, slots=True)
+class Tolerant:
+    """Another reading of a rule, where upstream has not settled it; it has to be asked for.
+
+    Attributes:
+        text: what it lets pass, and whose fault the rest is then.
+        kinds: the ways to break the rule that it lets pass.
+        source: where upstream is of two minds.
+    """
+
+    text: str
+    kinds: frozenset[str]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One clause of the contract.
 
@@ -52,6 +68,7 @@ class Rule:
         level: ``must``, or ``should`` (fails only under ``--strict``).
         since: first vLLM release for which it holds.
         until: last one; empty: it still does.
+        tolerant: another reading, for targets that ask for it; None: there is one only.
     """
 
     id: str
@@ -67,6 +84,7 @@ class Rule:
     level: Level = "must"
     since: str = "0.11.0"
     until: str = ""
+    tolerant: Tolerant | None = None
 
     @property
     def family(self) -> str:
@@ -332,6 +350,14 @@ RULES: tuple[Rule, ...] = (
         help="Ask the request to be kept (return True from request_finished) for as long as you "
         "will report it.",
         since="0.17.0",  # before it forgets a request that is aborted while it is loading
+        tolerant=Tolerant(
+            "A completion of a request that the scheduler has forgotten is late news, which it has "
+            "to drop: that its assert ends the engine is vLLM's fault (VLL-001). Ids that never "
+            "were are wrong all the same.",
+            frozenset({"forgotten, recving", "forgotten, sending"}),
+            "the pull requests for vllm issue #43226 would drop it, PR #50565 keeps the assert, PR "
+            "#56089 has the scheduler keep account of what is open",
+        ),
     ),
     Rule(
         "KVC-302", "only finished or waiting requests are received",
@@ -709,6 +735,20 @@ def find(rule_id: str) -> Rule:
     return rule
 
 
+def tolerated(names: Iterable[str]) -> frozenset[str]:
+    """The rules that are to be read tolerantly.
+
+    Raises:
+        UsageError: there is no such rule, or no such reading of it.
+    """
+    rules = [find(name) for name in names]
+    for rule in rules:
+        if rule.tolerant is None:
+            known = ", ".join(r.id for r in RULES if r.tolerant)
+            raise UsageError(f"{rule.id} has one reading only; {known} can be read tolerantly.")
+    return frozenset(rule.id for rule in rules)
+
+
 def rule_data(rule: Rule) -> dict[str, Any]:
     """A rule of the catalogue as data."""
     return {
@@ -724,5 +764,6 @@ def rule_data(rule: Rule) -> dict[str, Any]:
         "incidents": list(rule.incidents),
         "since": rule.since,
         "until": rule.until,
+        "tolerant": f"{rule.tolerant.text} ({rule.tolerant.source})" if rule.tolerant else "",
         "help": rule.help,
     }

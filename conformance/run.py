@@ -65,7 +65,7 @@ class Run:
         self.shape = shape or Shape()
         self.trace = Trace()
         self.referee = Referee(
-            target.class_name, self.shape, compat.vllm_version(), target.features
+            target.class_name, self.shape, compat.vllm_version(), target.features, target.tolerant
         )
         self.trace.listen(self.referee.hear)
         self.actions: list[Action] = []

@@ -89,6 +89,7 @@ def hunt_all(
     quarries: Sequence[Quarry],
     *,
     seed: int = 1,
+    seconds: float = SECONDS,
     processes: int = 1,
     limits: Limits | None = None,
     tell: Callable[[str], None] = lambda _: None,
@@ -98,6 +99,7 @@ def hunt_all(
     Args:
         quarries: whom.
         seed: equal seeds hunt equally.
+        seconds: CPU time that each hunt may take.
         processes: at most so many at once.
         limits: of each process.
         tell: hears a line of progress.
@@ -107,8 +109,7 @@ def hunt_all(
         HarnessError: kvconform itself failed.
     """
     with Pool(processes, limits or Limits()) as pool:
-        caught: list[tuple[Quarry, Result, Found]] = []
-        for done in pool.map([_job(quarry, seed) for quarry in quarries]):
+        for done in pool.map([_job(quarry, seed, seconds) for quarry in quarries]):
             quarry = quarries[done.index]
             if done.death is not None:
                 yield _killed_its_process(quarry, done.death)
@@ -123,35 +124,17 @@ def hunt_all(
                            seconds=done.result.seconds)  # fmt: skip
             else:
                 tell(f"{quarry.name} caught by {prey.violation.fingerprint.rule}")
-                caught.append((quarry, done.result, prey))
-        jobs = [
-            Job(
-                quarry.target,
-                Unit(
-                    "settle", "shrinking", scenario=prey.scenario.to_json(),
-                    fingerprint=prey.violation.fingerprint, shrink_runs=SHRINK_RUNS,
-                ),
-                dict(quarry.shape),
-            )
-            for quarry, _, prey in caught
-            if prey.scenario.actions
-        ]  # fmt: skip
-        dynamic = [entry for entry in caught if entry[2].scenario.actions]
-        for quarry, result, prey in caught:
-            if not prey.scenario.actions:  # seen in the class alone
-                yield _hunt(quarry, result, prey)
-        for done in pool.map(jobs):
-            quarry, result, prey = dynamic[done.index]
-            yield _hunt(quarry, result, done.result.found[0] if done.result else prey)
+                yield _hunt(quarry, done.result, prey)
 
 
-def _job(quarry: Quarry, seed: int) -> Job:
+def _job(quarry: Quarry, seed: int, seconds: float) -> Job:
     faults = frozenset(quarry.faults or NAMES) & possible(
         ORDERS[quarry.target.world], bool(quarry.target.dialect)
     )
     unit = Unit(
         "hunt", "hunt", tuple(sorted(faults)), EXAMPLES, seed=seed * 1000 + 700,
-        seconds=SECONDS, until=quarry.until, prey=tuple(sorted(_counts_as_well(quarry))),
+        shrink_runs=SHRINK_RUNS, seconds=seconds, until=quarry.until,
+        prey=tuple(sorted(_counts_as_well(quarry))),
     )  # fmt: skip
     return Job(quarry.target, unit, dict(quarry.shape), None)
 

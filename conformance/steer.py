@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kvconform.conformance.cycle import PAIRS, Phase, State
+from kvconform.conformance.unreachable import why
 from kvconform.faults.packages import NAMES, package_of
 from kvconform.scenario.actions import (
     Abort,
@@ -131,6 +132,8 @@ def path(state: State, phase: Phase, prompt: Prompt, shape: Shape, fresh: bool =
 
     ``fresh``: without anything of it outside, if there is such a way.
     """
+    if shape.topology == "pd" and (way := _apart(state, phase, prompt, shape)):
+        return way
     if state == "matched":
         return (
             *outside(prompt, shape), *_rivals(shape), Arrive(prompt, OUTPUT), Step()
@@ -149,6 +152,20 @@ def path(state: State, phase: Phase, prompt: Prompt, shape: Shape, fresh: bool =
             for a in actions[begun:]
         ]
     return tuple(actions)
+
+
+def _apart(state: State, phase: Phase, prompt: Prompt, shape: Shape) -> Actions:
+    """Ways that are others where prefill and decode are apart; empty: the same as elsewhere."""
+    match state:
+        case "deferred":  # what was pulled once is asked of the store
+            return (*path("preempted", "-", prompt, shape), Busy(1), Step(1, 1))
+        case "kept" if phase == "some ranks":  # those from which it has been pulled
+            return (*begin(prompt, shape), Step(2, 1), Release(0), Step(2))
+        case "kept":  # where it was prefilled
+            return (Hold("save"), Arrive(prompt, OUTPUT), Step(4), *_PHASES[phase])
+        case "matched":
+            return (*_rivals(shape), Step(4), Step(3, 1), *begin(prompt, shape), Step(1, 1))
+    return ()
 
 
 def _rivals(shape: Shape) -> Actions:
@@ -201,7 +218,9 @@ def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:
         case "shutdown":
             return (Stop(),)
         case "same-id":
-            return (Abort(), Step(2), Arrive(prompt, 4, again=0))
+            # The id of an older one while it is there, then its own.
+            older = Arrive(prompt, 4, again=1)
+            return (older, Abort(1), Step(2), Arrive(prompt, 4, again=0))
         case "handover":
             return (Arrive(prompt, 4),)
         case "expire":
@@ -214,21 +233,26 @@ def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:
 
 
 @functools.cache
-def in_reach(packages: frozenset[str], topology: Topology, tight: bool) -> tuple[Cell, ...]:
+def in_reach(
+    packages: frozenset[str], topology: Topology, tight: bool, ranks: int = 1
+) -> tuple[Cell, ...]:
     """What runs with these packages, and no others, should meet.
 
     Args:
         packages: fault packages of the run.
         topology: of its shape.
         tight: its pool may be too small for all.
+        ranks: worker halves of an engine.
     """
     shape = Shape(topology=topology, engines=2 if topology == "pd" else 1)
     prompt = Prompt(0, 2 * shape.block_size)
     cells = []
     for name in NAMES:
         for state, phase in PAIRS:
-            if name not in packages or (state == "matched" and not (tight and topology == "store")):
+            if name not in packages or (state == "matched" and not tight):
                 continue  # where there is room for everyone nobody is passed over
+            if (phase == "some ranks" and ranks == 1) or why(name, (state, phase)):
+                continue
             way = (*path(state, phase, prompt, shape), *fault(name, prompt, shape))
             if {package_of(action) for action in way} - {None} <= packages:
                 cells.append((name, state, phase))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,8 +53,8 @@ class Unit:
     Attributes:
         kind: ``static``: L0 and the target's features. ``life-cycle``: the fixed scenarios.
             ``explore``: a machine's examples. ``hunt``: fixed scenarios and then examples, until
-            the first fault. ``settle``: confirm and shrink one fault. ``play``: one scenario,
-            twice.
+            the first fault, which is confirmed and shrunk. ``settle``: confirm and shrink one
+            fault. ``play``: one scenario, twice.
         level: what it belongs to, for progress.
         packages: fault packages that its runs may use.
         examples: runs.
@@ -282,7 +282,6 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
     # Imported here: planning and reading results needs no vLLM.
     from kvconform.conformance import static
     from kvconform.conformance.machine import explore, make_machine
-    from kvconform.conformance.run import play
     from kvconform.engine.compat import contract, vllm_version
     from kvconform.faults.transport import make_world
 
@@ -314,21 +313,14 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
         case "hunt":
             _hunt(job, cls, gather, spent)
         case "settle":
-            result.found = [_settle(job, lambda: tell(result))]
-        case "play":
             scenario = Scenario.from_json(unit.scenario)
-            outcome = play(target, scenario)
-            if outcome.violation is not None:
-                again = play(target, scenario).violation
-                events = [e.to_json() for e in outcome.trace.events]
-                result.found = [
-                    Found(
-                        outcome.violation,
-                        outcome.scenario,
-                        confirmed=outcome.violation.same_as(again),
-                        events=events,
-                    )
-                ]
+            assert unit.fingerprint is not None
+            result.found = [_settle(job, scenario, unit.fingerprint, lambda: tell(result))]
+        case "play":
+            try:
+                result.found = _play(job)
+            except RefusedError as error:
+                gather.refused(error)
     return result
 
 
@@ -338,7 +330,7 @@ class _Gatherer:
     def __init__(self, result: Result, tell: Tell) -> None:
         self.result = result
         self._by_fingerprint: dict[Fingerprint, Found] = {}
-        self._tell = tell
+        self.tell = tell
 
     def refused(self, error: RefusedError) -> None:
         """The target does not serve a shape: that is its right."""
@@ -357,7 +349,7 @@ class _Gatherer:
         violation = outcome.violation
         if violation is not None:
             merge(result.found, self._by_fingerprint, Found(violation, outcome.scenario))
-        self._tell(result)
+        self.tell(result)
 
 
 def merge(found: list[Found], known: dict[Fingerprint, Found], new: Found) -> None:
@@ -401,9 +393,14 @@ def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> N
         return
     began = time.process_time()
 
+    def prey() -> Iterator[int]:
+        for index, found in enumerate(result.found):
+            rule = found.violation.fingerprint.rule
+            if is_core(BY_ID[rule]) or rule in unit.prey:
+                yield index
+
     def over() -> bool:
-        rules = (f.violation.fingerprint.rule for f in result.found)
-        caught = any(is_core(BY_ID[r]) or r in unit.prey for r in rules)
+        caught = any(True for _ in prey())
         if caught and not result.seconds:
             result.seconds = round(time.process_time() - began, 2)
         tired = unit.seconds and time.process_time() - began > unit.seconds
@@ -419,15 +416,47 @@ def _hunt(job: Job, cls: Any, gather: _Gatherer, spent: Callable[[], bool]) -> N
         )  # fmt: skip
         explore(machine, unit.examples, unit.seed, unit.moves)
     result.seconds = result.seconds or round(time.process_time() - began, 2)
+    for index in prey():  # the first is the one that counts
+        found = result.found[index]
+        if found.scenario.actions:  # else it is seen in the class alone
+            result.found[index] = _settle(
+                job, found.scenario, found.violation.fingerprint, lambda: gather.tell(result)
+            )
+        break
 
 
-def _settle(job: Job, tell: Callable[[], None]) -> Found:
+def _play(job: Job) -> list[Found]:
+    """What a scenario shows, and whether it does so twice; none where nothing is wrong.
+
+    What the class shows without a run is looked for in the class.
+    """
+    from kvconform.conformance import static
+    from kvconform.conformance.rules import BY_ID
+    from kvconform.conformance.run import play
+
+    target, wanted = job.target, job.unit.fingerprint
+    scenario = Scenario.from_json(job.unit.scenario)
+    if wanted is not None and BY_ID[wanted.rule].is_static:
+        broken = static.judge(static.load(target), target)
+        broken.sort(key=lambda v: v.fingerprint != wanted)  # the one that is looked for comes first
+        return [Found(v, Scenario()) for v in broken[:1]]
+    outcome = play(target, scenario)
+    if outcome.violation is None:
+        return []
+    again = play(target, scenario).violation
+    events = [e.to_json() for e in outcome.trace.events]
+    confirmed = outcome.violation.same_as(again)
+    return [Found(outcome.violation, outcome.scenario, confirmed=confirmed, events=events)]
+
+
+def _settle(
+    job: Job, scenario: Scenario, fingerprint: Fingerprint, tell: Callable[[], None]
+) -> Found:
     """Confirm a fault by replay in fresh engines, and shrink it."""
     from kvconform.conformance.minimise import Minimiser
     from kvconform.conformance.run import play
 
     unit = job.unit
-    scenario = Scenario.from_json(unit.scenario)
     original = len(scenario.actions)
 
     def fails(candidate: Scenario) -> bool:
@@ -436,7 +465,7 @@ def _settle(job: Job, tell: Callable[[], None]) -> Found:
             violation = play(job.target, candidate).violation
         except RefusedError:
             return False
-        return violation is not None and violation.fingerprint == unit.fingerprint
+        return violation is not None and violation.fingerprint == fingerprint
 
     confirmed = fails(scenario) and fails(scenario)
     if confirmed:
@@ -446,9 +475,8 @@ def _settle(job: Job, tell: Callable[[], None]) -> Found:
     if last.violation is None or not last.violation.same_as(again.violation):
         confirmed = False
     violation = last.violation or again.violation
-    if violation is None or violation.fingerprint != unit.fingerprint:
-        assert unit.fingerprint is not None
-        violation = Violation(unit.fingerprint, "the same in every replay", "another outcome")
+    if violation is None or violation.fingerprint != fingerprint:
+        violation = Violation(fingerprint, "the same in every replay", "another outcome")
         confirmed = False
     events = [e.to_json() for e in last.trace.events]
     return Found(violation, scenario, original=original, confirmed=confirmed, events=events)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from kvconform.conformance.profiles import Profile, applies
 from kvconform.conformance.rules import RULES, Rule
+from kvconform.scenario.known import Known
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.trace import Event
 from kvconform.scenario.violation import Violation
@@ -32,6 +33,7 @@ class Finding:
         runs: how many runs of the exploration showed it.
         original: number of actions before shrinking.
         confirmed: replays in fresh engines showed the same.
+        known: the entry of the known failures that it has; None: it has none.
     """
 
     violation: Violation
@@ -40,6 +42,12 @@ class Finding:
     runs: int = 1
     original: int = 0
     confirmed: bool = True
+    known: Known | None = None
+
+    @property
+    def excused(self) -> bool:
+        """Whether it is a known failure, and its day is not over."""
+        return self.known is not None and not self.known.expired
 
 
 @dataclass(slots=True)
@@ -85,6 +93,7 @@ def judge(
     static_done: bool = True,
     explored: bool = True,
     vllm: str = "",
+    tolerant: frozenset[str] = frozenset(),
 ) -> Verdict:
     """The verdict that follows from what was seen.
 
@@ -96,24 +105,30 @@ def judge(
         static_done: whether L0 was judged.
         explored: whether anything was run.
         vllm: the version that it ran on.
+        tolerant: rules that were read tolerantly.
     """
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         by_rule.setdefault(finding.violation.fingerprint.rule, []).append(finding)
     verdicts = []
     for rule in RULES:
-        found = by_rule.get(rule.id, [])
+        all_found = by_rule.get(rule.id, [])
+        found = [f for f in all_found if not f.excused]
         count = reached[rule.id]
         result: Result
         reason = ""
         if any(f.confirmed and not f.violation.unsettled for f in found):
             result = "fail"
+            reason = "; ".join(_again(f.known) for f in found if f.known)
         elif any(f.confirmed for f in found):
             names = sorted({n for f in found for n in f.violation.unsettled})
             result = "inconclusive"
             reason = f"what may still set it right cannot be seen: {', '.join(names)}"
         elif found:
             result, reason = "inconclusive", "seen once, and not again in a replay"
+        elif all_found:
+            result = "known_fail"
+            reason = "; ".join(_put_up_with(f.known) for f in all_found if f.known)
         elif not rule.holds_for(vllm):
             result, reason = "not_supported", f"not a rule of vLLM {vllm}"
         elif not applies(rule, profile, features):
@@ -126,8 +141,18 @@ def judge(
         else:
             result = "pass" if count else "vacuous"
             reason = "" if count else f"never reached: {rule.provoked}"
-        verdicts.append(RuleVerdict(rule, result, count, found, reason))
+            if count and rule.id in tolerant:
+                reason = "in the tolerant reading"
+        verdicts.append(RuleVerdict(rule, result, count, all_found, reason))
     return Verdict(profile, _result(verdicts), verdicts)
+
+
+def _put_up_with(known: Known) -> str:
+    return f"known until {known.expires}: {known.reason} ({known.issue})"
+
+
+def _again(known: Known) -> str:
+    return f"known until {known.expires}, and that day is over ({known.issue})"
 
 
 def _result(verdicts: list[RuleVerdict]) -> ProfileResult:
@@ -149,7 +174,7 @@ def exit_code(verdict: Verdict, *, strict: bool = False, killed: bool = False) -
     lenient = any(v.result == "fail" and v.rule.level == "should" for v in verdict.rules)
     if verdict.result == "failure" or (strict and lenient):
         return EXIT_FAILED
-    if any(f for v in verdict.rules for f in v.findings if not f.confirmed):
+    if any(f for v in verdict.rules for f in v.findings if not (f.confirmed or f.excused)):
         return EXIT_HARNESS  # nondeterminism
     if verdict.result == "inconclusive" or (strict and verdict.result == "partial"):
         return EXIT_INCONCLUSIVE

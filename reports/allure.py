@@ -23,12 +23,13 @@ from allure_commons.model2 import (
     TEST_CASE_PATTERN,
     Attachment,
     Label,
+    Link,
     Parameter,
     StatusDetails,
     TestResult,
     TestStepResult,
 )
-from allure_commons.types import AttachmentType, LabelType
+from allure_commons.types import AttachmentType, LabelType, LinkType
 from allure_commons.utils import md5, now
 
 from kvconform.reports.outcome import PROCESS, Case, Fault, cases, legible
@@ -93,7 +94,10 @@ def _write(case: Case, check: Mapping[str, Any], logger: Any, at: int) -> None:
         stop=at,
     )
     if case.status != "passed":
-        result.statusDetails = StatusDetails(message=case.gist, trace=case.text)
+        result.statusDetails = StatusDetails(
+            message=case.gist, trace=case.text, known=case.known or None
+        )
+    result.links = [Link(type=LinkType.ISSUE, url=url, name=url) for url in case.issues]
     result.steps = [_step(words, below, at) for words, below in _steps(case)]
     for name, body, kind in _attachments(case):
         source = ATTACHMENT_PATTERN.format(prefix=uuid.uuid5(own, name), ext=kind.extension)
@@ -114,6 +118,8 @@ def tell(case: Case, check: Mapping[str, Any]) -> None:
         allure.dynamic.label(name, value)
     for name, value in _parameters(check):
         allure.dynamic.parameter(name, value)
+    for url in case.issues:
+        allure.dynamic.link(url, link_type=LinkType.ISSUE, name=url)
     for words, below in _steps(case):
         with allure.step(words):
             for inner in below:
@@ -133,6 +139,7 @@ def accompany(checks: Sequence[Mapping[str, Any]], folder: Path) -> None:
             ("vLLM", check["vllm"]),
             ("level", options["level"]),
             ("seed", str(options["seed"])),
+            *(("tolerant", rule) for rule in options.get("tolerant", ())),
         ):
             known = facts.setdefault(name, [])
             if value not in known:
@@ -154,6 +161,7 @@ def categories(checks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     named.append(("the target's process", PROCESS))
     out = [_category(n, "failed", rf"\W*(?:Failed:)?\W*{p}\b[\s\S]*") for n, p in named]
     out += [_category(word, "broken", rf"[\s\S]*\b{word}:[\s\S]*") for word in _UNPROVEN]
+    out.append(_category("known failures", "skipped", r"[\s\S]*\bknown_fail:[\s\S]*"))
     return [*out, _category("vLLM's own", "skipped", r"[\s\S]*vLLM's own[\s\S]*")]
 
 
@@ -178,6 +186,8 @@ def _labels(case: Case, check: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "owner", case.side
     if case.is_vllms:
         yield LabelType.TAG, "vLLM's own"
+    if case.known:
+        yield LabelType.TAG, "known failure"
 
 
 def _parameters(check: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,7 @@ def page(
             "needs": ", ".join(rule["features"]),
             "source": rule["source"],
             "incidents": ", ".join(rule["incidents"]),
+            "tolerant reading": rule["tolerant"],
             "look first": rule["help"],
             "zoo": ", ".join(mutants.get(rule["id"], ())),
         }

@@ -18,7 +18,7 @@ from kvconform.scenario.errors import UsageError
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.target import Target
 from kvconform.scenario.trace import Event, Kind
-from kvconform.scenario.violation import Fingerprint, Violation
+from kvconform.scenario.violation import Violation, death_of
 
 FORMAT = 1
 FOLDER = ".kvconform"
@@ -93,9 +93,8 @@ def write_death(
     target: Target, scenario: dict[str, Any], how: str, hook: str, folder: Path
 ) -> Path:
     """Write the crash file of a run that took its process down in ``hook``; returns its path."""
-    kind = {"crash": "kills its process", "hang": "hangs", "memory": "eats the memory"}[how]
-    fingerprint = Fingerprint("KVC-010", "composition", target.class_name, kind, hook)
-    violation = Violation(fingerprint, "every hook returns", f"the target {kind}")
+    fingerprint = death_of(target.class_name, how, hook)
+    violation = Violation(fingerprint, "every hook returns", f"the target {fingerprint.kind}")
     return write(Crash(target, violation, Scenario.from_json(scenario)), folder)
 
 

@@ -63,8 +63,13 @@ def render(check: Mapping[str, Any]) -> bytes:
     properties = ET.SubElement(suite, "properties")
     # Not the target's extra config, which may hold what is secret.
     run = {name: check["options"][name] for name in ("level", "seed", "examples")}
+    if tolerant := check["options"].get("tolerant"):
+        run["tolerant"] = ", ".join(tolerant)
     for name, value in {"target": check["target"], "vLLM": check["vllm"], **run}.items():
         ET.SubElement(properties, "property", {"name": name, "value": legible(str(value))})
+    for case in found:
+        for note in case.notes:
+            ET.SubElement(properties, "property", {"name": "known failure", "value": note})
     for case in found:
         _case(suite, case, f"{legible(check['target'])}.{check['profile']}")
     ET.indent(root, " ")

@@ -9,8 +9,11 @@ A check comes as JSON data::
     options                           level, seed, and all else that decides what is explored
     rules[]                           id, title, text, level, side, provoked, source, help (from the
                                       catalogue); result, reached, reason (the verdict); faults[]
+    rules[].known[]                   how the entries of known failures stand: status, message,
+                                      fingerprint, issue
     rules[].faults[]                  violation, scenario, events (JSON of the smallest run), path
-                                      (of the crash file, or None), runs, confirmed
+                                      (of the crash file, or None), runs, confirmed, excused
+                                      (it is a known failure)
     deaths[]                          in words, each process that the target took down
 """
 
@@ -88,6 +91,9 @@ class Case:
         text: the same, with all that is known.
         about: paragraphs that explain the rule and its verdict.
         faults: what was found.
+        issues: links to where its known failures are followed up.
+        notes: how they stand, a sentence for each that has changed.
+        known: it did not pass, and that is a known failure.
     """
 
     id: str
@@ -99,6 +105,9 @@ class Case:
     text: str = ""
     about: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    issues: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    known: bool = False
 
     @property
     def is_vllms(self) -> bool:
@@ -148,6 +157,9 @@ def rule_case(rule: Mapping[str, Any]) -> Case:
         legible("\n\n".join([*notes, *(f.text for f in faults)])),
         tuple(_about(rule, vllms)),
         faults,
+        tuple(dict.fromkeys(known["issue"] for known in rule.get("known", ()))),
+        tuple(legible(k["message"]) for k in rule.get("known", ()) if k["status"] != "known"),
+        rule["result"] == "known_fail",
     )
 
 
@@ -159,6 +171,9 @@ def _about(rule: Mapping[str, Any], vllms: bool) -> list[str]:
         violation = Violation.from_json(fault["violation"])
         kind, where = violation.fingerprint.kind, violation.fingerprint.where
         out.append(legible(f"Found: {kind}, at {where}. {violation.got}."))
+    if rule["result"] == "pass" and rule["reason"]:
+        out.append(f"Kept {rule['reason']}.")
+    out += (legible(known["message"]) for known in rule.get("known", ()))
     out.append(f"Provoked by: {rule['provoked']}. Reached: {rule['reached']}.")
     if rule["source"]:
         out.append(f"Source in vLLM: {rule['source']}.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvconform.reports.table import action_text, render, rows
 from kvconform.scenario.actions import Action, action_to_json
+from kvconform.scenario.known import Known
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.trace import Event
 from kvconform.scenario.violation import Violation
@@ -76,6 +77,19 @@ def fault(
     return "\n".join(lines)
 
 
+def known(entry: Known, rule: Mapping[str, Any], path: str | None) -> str:
+    """A known failure: why it is put up with, until when, and how to see it."""
+    side = entry.fingerprint.side
+    lines = ["", f"KNOWN  {entry.fingerprint.rule}  {rule['title']}   [{side}]", ""]
+    lines += _field("reason", entry.reason)
+    lines += _field("issue", entry.issue)
+    lines += _field("until", entry.expires)
+    lines += _field("seen in", f"{entry.fingerprint.kind}, at {entry.fingerprint.where}")
+    if path:
+        lines += ["", f"  reproduce:  {PROGRAM} replay {path}"]
+    return "\n".join(lines)
+
+
 def death(what: Any, path: str | None) -> str:
     """A process that the target took down (``what``: how, detail, hook, unit, stacks, log)."""
     words = {"crash": "died", "hang": "hung", "memory": "took too much memory"}[what.how]
@@ -138,6 +152,8 @@ def summary(
         f"  {run['examples']} runs, {run['steps']} steps ({run['checkedSteps']} checked), "
         f"{run['seconds']:.0f} s, level {run['level']}, seed {run['seed']}"
     )
+    if run.get("tolerant"):
+        lines += _field("tolerant", ", ".join(run["tolerant"]), 10)
     if run.get("shapes"):
         lines += _field("shapes", shapes_text(run["shapes"]), 10)
     for message, count in run.get("refused", {}).items():

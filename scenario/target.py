@@ -59,6 +59,7 @@ class Target:
         scheduler: ``package.module:Class``, the scheduler class that the engines have; empty:
             vLLM's own. A class derived from one of vLLM's is used as it is, as vLLM does with its
             ``scheduler_cls``; any other is mixed into the one that the shape asks for.
+        tolerant: ids of rules that are read tolerantly, where upstream has not settled them.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Target:
     prepare: str = ""
     install: str = ""
     scheduler: str = ""
+    tolerant: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:

@@ -48,6 +48,20 @@ class Fingerprint:
         return f"{self.rule} [{self.side}] {self.kind} at {self.where}"
 
 
+_DEATHS = {"crash": "kills its process", "hang": "hangs", "memory": "eats the memory"}
+
+
+def death_of(target: str, how: str, hook: str) -> Fingerprint:
+    """The fingerprint of a process that a target took down.
+
+    Args:
+        target: its class name.
+        how: ``crash``, ``hang`` or ``memory``.
+        hook: half and name of the hook in which it did; empty: none was being called.
+    """
+    return Fingerprint("KVC-010", "composition", target, _DEATHS[how], hook or "process")
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """One observed breach of a rule.

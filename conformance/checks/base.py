@@ -21,10 +21,12 @@ class Check:
         rule: id of the rule.
         also: ids that the check may object with as well, when the evidence points there.
         reached: how often the rule was provoked in this run.
+        tolerant: rules that this run reads tolerantly.
     """
 
     rule: ClassVar[str]
     also: ClassVar[tuple[str, ...]] = ()
+    tolerant: frozenset[str] = frozenset()
 
     def __init__(
         self, ledger: Ledger, target: str, object_with: Callable[[Violation], None]
@@ -64,6 +66,9 @@ class Check:
             unsettled: what may still set it right, where we cannot see it.
         """
         rule = rule or self.rule
+        reading = BY_ID[rule].tolerant if rule in self.tolerant else None
+        if reading is not None and kind in reading.kinds:
+            return
         self._object(
             Violation(
                 Fingerprint(rule, side or BY_ID[rule].side, self.target, kind, where),

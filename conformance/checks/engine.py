@@ -68,7 +68,7 @@ class Raises(Check):
         text = f"{data['error']} {data['message']}".strip()
         got = f"{text} ({data['where']}, line {data['line']}: {data['source']})"
         found = rule_of_assert(data["where"], data["source"])
-        if found is None:
+        if found is None or found[0] in self.tolerant:  # then nobody has broken what it guards
             self.fail(
                 event, data["error"], expected="vLLM carries on", got=got, where=data["where"],
                 why="the engine core dies",

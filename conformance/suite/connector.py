@@ -25,6 +25,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "seed": (int,),
     "role": (str, type(None)),
     "extra": (str, Mapping),
+    "known": (str, type(None)),
+    "tolerant": (str,),
     "processes": (int, type(None)),
 }
 """The attributes that a subclass may set, and the types that they may have."""
@@ -46,13 +48,15 @@ class ConnectorConformance:
     Attributes:
         target: ``package.module:Class``, a name from ``kvconform list targets``, or a TOML file.
         profile: the profile to hold it to; None: the target's own.
-        level: L0 to L3.
+        level: L0 to L4.
         faults: fault packages with commas, ``all`` or ``none``.
         shape: fields of the shape that are not drawn, ``{"tp": 2}`` or ``"tp=2"``.
         examples: runs of L3.
         seed: equal seeds explore equally.
         role: vLLM's ``kv_role``; None: the target's own.
         extra: ``kv_connector_extra_config``, added to the target's own.
+        known: a file of known failures.
+        tolerant: rules that are read tolerantly, with commas.
         processes: that the target lives in; None: as many as xdist has workers.
     """
 
@@ -65,6 +69,8 @@ class ConnectorConformance:
     seed: ClassVar[int] = 1
     role: ClassVar[str | None] = None
     extra: ClassVar[str | Mapping[str, Any]] = _NONE
+    known: ClassVar[str | None] = None
+    tolerant: ClassVar[str] = ""
     processes: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -102,6 +108,8 @@ def wanted(cls: type[ConnectorConformance], workers: int = 1) -> Wanted:
         seed=cls.seed,
         role=cls.role,
         extra=extra,
+        known=cls.known,
+        tolerant=cls.tolerant,
         processes=workers if cls.processes is None else cls.processes,
     )
 

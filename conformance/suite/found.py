@@ -27,6 +27,10 @@ class Unproven(Exception):  # noqa: N818 (a state of knowledge; pytest shows the
     """The rule was not put to the test, or not twice the same: no pass, and no failure either."""
 
 
+class KnownFailureWarning(UserWarning):
+    """An entry of the known failures is not what it was: remove it, or mend the fault."""
+
+
 def hold(found: Found) -> None:
     """End the test as the verdict says.
 

@@ -26,6 +26,8 @@ class Wanted:
     budget: str | None = None
     role: str | None = None
     extra: str | None = None
+    known: str | None = None
+    tolerant: str = ""
     processes: int = 1
 
     @property

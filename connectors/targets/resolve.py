@@ -71,7 +71,12 @@ def from_toml(path: Path) -> Target:
 
 
 def with_flags(
-    target: Target, *, role: str | None, extra: str | None, world: str | None = None
+    target: Target,
+    *,
+    role: str | None,
+    extra: str | None,
+    world: str | None = None,
+    tolerant: str = "",
 ) -> Target:
     """A target with what flags say; flags override.
 
@@ -92,6 +97,8 @@ def with_flags(
         if not isinstance(parsed, dict):
             raise UsageError(f"--extra must be a JSON object, got {extra}.")
         changes["extra"] = {**target.extra, **parsed}
+    if tolerant:
+        changes["tolerant"] = tuple(filter(None, (r.strip().upper() for r in tolerant.split(","))))
     if world is not None:
         changes["world"] = world
     return checked(dataclasses.replace(target, **changes), "--role")

@@ -50,6 +50,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, path
 
 
+ENTRY = ["--reason", "a", "--issue", "https://example.org/7", "--expires", "2027-01-31"]
 BAD_INPUT = [
     (["check", "no.such:Thing"], "no module 'no'"),
     (["check", "json:NoSuch"], "no class 'NoSuch'"),
@@ -93,6 +94,14 @@ BAD_INPUT = [
     (["replay", "broken.json"], "is not JSON"),
     (["replay", "other.json"], "is not a crash file"),
     (["replay", "half.json"], "field 'scenario' is missing"),
+    (["check", "ascend", "--known", "missing.toml"], "Cannot read the file of known failures"),
+    (["check", "ascend", "--known", "broken.toml"], "known failures broken.toml is not TOML"),
+    (["check", "ascend", "--known", "unknown.toml"], "unknown.toml: unknown key 'cls'"),
+    (["check", "ascend", "--tolerant", "KVC-302"], "KVC-302 has one reading only"),
+    (["check", "ascend", "--tolerant", "nonsense"], "There is no rule 'NONSENSE'"),
+    (["known", "half.json"], "required: --reason"),
+    (["known", "half.json", *ENTRY], "field 'scenario' is missing"),
+    (["known", "nonsense", *ENTRY], "There is no crash file 'nonsense'"),
 ]
 
 

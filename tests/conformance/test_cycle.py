@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from kvconform.cli.show import states_page
 from kvconform.conformance import steer
-from kvconform.conformance.cycle import CAUSES, PAIRS, REACHED, STATES, WAYS, State
+from kvconform.conformance.cycle import CAUSES, PAIRS, REACHED, STATES, WAYS, Phase, State
 from kvconform.conformance.run import Run
-from kvconform.faults.packages import is_tight
+from kvconform.conformance.unreachable import holes, why
+from kvconform.faults.packages import NAMES, is_tight
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.shape import Shape
 from tests.rules.targets import ASCEND
@@ -79,8 +81,7 @@ def can_be_met(state: State, phase: str, shape: Shape) -> bool:
         return False
     if state == "matched":
         return is_tight(shape)
-    # Where it decodes, nothing is saved, or looked up in the store.
-    return shape.topology == "store" or state not in ("kept", "deferred")
+    return True
 
 
 AIMS = [(*pair, shape) for pair in PAIRS for shape in SHAPES if can_be_met(*pair, shape)]
@@ -91,4 +92,49 @@ def test_what_is_aimed_at_is_met(state: State, phase: Any, shape: Shape) -> None
     with Run(ASCEND, shape) as run:
         for action in steer.path(state, phase, PROMPT, shape):
             assert run.do(action)
-        assert state_of(run) == (state, phase)
+        if shape.topology == "pd" and state == "kept":  # the leg that was prefilled
+            assert (state, phase) in {(f.state, f.phase) for f in run.referee.ledger.alive()}
+        else:
+            assert state_of(run) == (state, phase)
+
+
+WIDE = (
+    *SHAPES,
+    Shape(),
+    Shape(num_blocks=12, tp=2),
+    Shape(topology="pd", engines=2, tp=2),
+    Shape(topology="pd", engines=2, num_blocks=12),
+)
+
+
+@pytest.mark.slow
+def test_what_no_run_of_the_reference_connector_meets_has_a_reason() -> None:
+    met: Counter[str] = Counter()
+    for shape in WIDE:
+        for name in NAMES:
+            for state, phase in PAIRS:
+                with Run(ASCEND, shape) as run:
+                    for action in (
+                        *steer.path(state, phase, PROMPT, shape),
+                        *steer.fault(name, PROMPT, shape),
+                    ):
+                        if not run.do(action):
+                            break
+                    outcome = run.outcome()
+                assert outcome.violation is None, (shape, name, state, phase)
+                met.update({"/".join(cell): n for cell, n in outcome.coverage.items()})
+    left = holes(met, NAMES, ASCEND.class_name)
+    assert [hole for hole in left if not hole.why] == []
+    # And what is said to be out of reach is.
+    closed = [
+        "/".join((name, *pair))
+        for name in NAMES for pair in PAIRS if why(name, pair, ASCEND.class_name)
+    ]  # fmt: skip
+    assert sorted(closed) == sorted("/".join((h.fault, h.state, h.phase)) for h in left)
+
+
+def test_reasons_of_one_class_are_not_those_of_another() -> None:
+    pair: tuple[State, Phase] = ("running", "under way")
+    assert why("abort", pair, "AscendConnector")
+    assert why("abort", pair, "Another") == why("abort", pair) == ""
+    assert why("lost", ("waiting", "-"), "Another")

@@ -102,13 +102,21 @@ def everything() -> dict[str, Any]:
         rule("KVC-304", "vacuous", reason="never reached: an abort while loading"),
         rule("KVC-601", "not_supported", reason="needs load-failure"),
         rule("KVC-701", "untested"),
-        rule("KVC-801", "known_fail", fault("KVC-801")),
+        rule("KVC-801", "known_fail", fault("KVC-801"), known=[KNOWN], reason=KNOWN_REASON),
         rule("VLL-101"),
         rule("VLL-201", "fail", fault("VLL-201", "vLLM")),
         rule("VLL-202", "vacuous", reason="never reached: any output"),
         deaths=["KILLED  the target's process hung"],
     )  # fmt: skip
 
+
+KNOWN = {
+    "status": "known",
+    "message": "KVC-801 is known until 2027-01-31.",
+    "fingerprint": "0123456789",
+    "issue": "https://example.org/issues/7?a=1&b=2",
+}
+KNOWN_REASON = f"known until 2027-01-31: *a* <reason> ({KNOWN['issue']})"
 
 STATUSES = {
     "KVC-001": "passed",

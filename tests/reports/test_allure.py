@@ -137,3 +137,25 @@ def test_a_bad_folder_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"^Cannot make the folder .* for Allure results: .*\.$"):
         crash.make_folder(tmp_path / "file", "Allure results")
+
+
+def test_a_known_failure_links_its_issue(folder: Path) -> None:
+    result = read(folder)["KVC-801"]
+    assert result["status"] == "skipped"
+    assert result["links"] == [
+        {"type": "issue", "url": made.KNOWN["issue"], "name": made.KNOWN["issue"]}
+    ]
+    assert result["statusDetails"]["known"] is True
+    assert labels(result)["tag"] == "known failure"
+    (category,) = (
+        c for c in json.loads((folder / "categories.json").read_text())
+        if c["name"] == "known failures"
+    )  # fmt: skip
+    assert re.fullmatch(category["messageRegex"], result["statusDetails"]["message"])
+    assert "links" not in read(folder)["KVC-302"]
+
+
+def test_tolerant_readings_are_part_of_the_environment(tmp_path: Path) -> None:
+    options = {"level": "L3", "seed": 1, "examples": 20, "tolerant": ["KVC-301"]}
+    allure.write(made.check(made.rule("KVC-301"), options=options), tmp_path, AT)
+    assert "tolerant=KVC-301\n" in (tmp_path / "environment.properties").read_text()

@@ -102,3 +102,19 @@ def test_folders_on_the_way_are_made(tmp_path: Path) -> None:
     assert not path.exists()
     junit.write(made.check(made.rule("KVC-001")), path)
     assert ET.parse(path).getroot().get("tests") == "1"
+
+
+def test_entries_that_have_changed_are_properties() -> None:
+    fixed = {**made.KNOWN, "status": "fixed", "message": "remove <this> entry"}
+    root = ET.fromstring(junit.render(made.check(made.rule("KVC-801", known=[fixed]))))
+    said = {p.get("name"): p.get("value") for p in root.iter("property")}
+    assert said["known failure"] == "remove <this> entry"
+    assert problems(root) == []
+
+
+def test_a_known_failure_is_skipped_and_links_its_issue() -> None:
+    root = ET.fromstring(junit.render(made.everything()))
+    case = next(c for c in root.iter("testcase") if "KVC-801" in c.get("name", ""))
+    skipped = case.find("skipped")
+    assert skipped is not None
+    assert made.KNOWN["issue"] in skipped.get("message", "")

@@ -64,6 +64,29 @@ def test_what_is_vllms_is_named_and_never_fails() -> None:
             assert any("a kind, at get_finished" in part for part in case.about)
 
 
+def test_a_known_failure_is_skipped_with_reason_and_link() -> None:
+    case = next(c for c in cases(made.everything()) if c.id == "KVC-801")
+    assert case.known
+    assert case.gist.startswith(f"KVC-801 known_fail: {made.KNOWN_REASON}")
+    assert case.issues == (made.KNOWN["issue"],)
+    assert case.notes == ()
+
+
+def test_an_entry_that_has_changed_is_noted() -> None:
+    fixed = {**made.KNOWN, "status": "fixed", "message": "KVC-801 is fixed: remove this entry."}
+    (case,) = cases(made.check(made.rule("KVC-801", known=[fixed])))
+    assert case.status == "passed"
+    assert not case.known
+    assert case.notes == ("KVC-801 is fixed: remove this entry.",)
+    assert case.notes[0] in case.about
+
+
+def test_a_pass_in_the_tolerant_reading_says_so() -> None:
+    (case,) = cases(made.check(made.rule("KVC-301", reason="in the tolerant reading")))
+    assert case.status == "passed"
+    assert "Kept in the tolerant reading." in case.about
+
+
 def test_an_unconfirmed_fault_says_so() -> None:
     case = next(c for c in cases(made.everything()) if c.id == "KVC-303")
     assert case.gist.startswith("KVC-303 inconclusive: seen once")
