@@ -143,6 +143,15 @@ class Memory:
         """Those of ``blocks`` that changed hands since ``epochs`` were taken."""
         return [b for b, e in zip(blocks, epochs, strict=True) if self.epochs[b] != e]
 
+    def unwritten(self, rank: int, blocks: Sequence[int]) -> list[int]:
+        """Those of ``blocks`` of which a slot has not been written since they changed hands."""
+        if not blocks:
+            return []
+        pattern = poison(self.engine, blocks, [self.epochs[b] for b in blocks])
+        # Layer by layer a step fills them all: one layer and one head tell of all.
+        first = self.words[rank][-1][list(blocks), 0, :, 0, 0]
+        return [b for b, words, p in zip(blocks, first, pattern, strict=True) if p in words]
+
     def engine_wrote(self, block: int, slot: int, layer: int, head: int) -> Words:
         """What the slot would hold had no connector written to it."""
         digest = self.computed[block, slot]

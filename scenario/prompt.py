@@ -8,6 +8,7 @@ which depends on whose model gave it: see :func:`follow`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,15 +36,24 @@ def token_of(digest: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _seed(identity: Identity) -> int:
-    if identity == Identity():
-        return mix64(0)
+def _mixed(*parts: str | None) -> int:
+    """64 bits that names determine."""
     seed = 1
-    for part in (identity.salt, identity.adapter):
+    for part in parts:
         for byte in (part or "").encode():
             seed = mix64(seed ^ byte)
         seed = mix64(seed ^ (256 if part is None else 257))
     return seed
+
+
+@functools.lru_cache(maxsize=4096)
+def _seed(identity: Identity) -> int:
+    """What all of a prompt's KV depends on; an image counts from its own position on."""
+    whole = dataclasses.replace(identity, media=None, at=0)
+    if whole == Identity():
+        return mix64(0)
+    version = str(identity.version) if identity.version else None
+    return _mixed(identity.salt, identity.adapter, version, identity.embeds, identity.model or None)
 
 
 def follow(
@@ -56,10 +66,13 @@ def follow(
         of all tokens up to that position.
     """
     tokens, digests, digest = list(prompt), [], _seed(identity)
+    at, image = (identity.at, _mixed(identity.media)) if identity.media is not None else (-1, 0)
     for position in range(len(prompt) + num_outputs):
         if position == len(tokens):
             tokens.append(token_of(digest))
         digest = mix64(digest ^ tokens[position])
+        if position == at:
+            digest = mix64(digest ^ image)
         digests.append(digest)
     return tokens, digests
 
