@@ -499,7 +499,6 @@ RULES: tuple[Rule, ...] = (
         packages=frozenset({"fail-save", "lost"}), features=_ORDERS,
         source="v1/base.py get_num_new_matched_tokens: tokens that can be loaded; wait_for_save "
         "tells vLLM nothing of a failure",
-        incidents=("B-135",),
         help="Let a block be found only when every rank has said that all of it was saved.",
     ),
     Rule(
@@ -510,7 +509,7 @@ RULES: tuple[Rule, ...] = (
         packages=RETURN, features=_ORDERS,
         source="v1/core/sched/scheduler.py schedule: num_computed_tokens runs ahead of what the "
         "workers have computed; the token sampled last has no KV yet",
-        incidents=("B-163", "B-103"),
+        incidents=("B-163", "B-103", "B-100"),
         help="Save full blocks of tokens whose forward is over, in wait_for_save or later; the "
         "last token of a request has not been computed when it ends.",
     ),
@@ -569,7 +568,6 @@ RULES: tuple[Rule, ...] = (
         packages=frozenset({"redeploy"}),
         source="block hashes do not hold the model's name; distributed/kv_transfer/kv_connector/v1/"
         "nixl/metadata.py compute_nixl_compatibility_hash does, with what the layout depends on",
-        incidents=("B-178",),
         help="Put model, dtype, block size and ranks into each key, or into the name of the store; "
         "or refuse to start.",
     ),
@@ -582,7 +580,7 @@ RULES: tuple[Rule, ...] = (
         "embeddings had left a full block",
         packages=frozenset({"tenants", "embeds"}), features=frozenset({"keeps"}),
         source="the target's own word; v1/core/kv_cache_utils.py generate_block_hash_extra_keys",
-        incidents=("B-096", "B-180"),
+        incidents=("B-180",),
         help="Look for ids, addresses or paths in what is hashed.",
     ),
     # -- 6xx failure ------------------------------------------------------------------------------
