@@ -77,6 +77,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "tenants": Scenario(_SMALL, (_again(salt="a"), Step(4), _again(salt="b"))),
     "adapters": Scenario(_SMALL, (_again(adapter="a"), Step(4), _again(adapter="b"))),
+    "a tenant returns": Scenario(_SMALL, (_again(salt="a"), Step(4), Reset(), _again(salt="a"))),
     "images": Scenario(
         _SMALL, (_again(media="cat"), Step(4), _again(media="dog"), Step(4),
                  _again(media="dog", media_at=20), Step(4), Reset(), _again(media="dog"))

@@ -207,8 +207,8 @@ class Redeploy(Action):
 
     do: ClassVar[str] = "redeploy"
     model: str = ""
-    block_size: int = 0
-    tp: int = 0
+    block_size: Literal[0, 8, 16, 32] = 0
+    tp: Literal[0, 1, 2, 4] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,12 @@ def actions() -> st.SearchStrategy[Action]:
         st.builds(Fail, st.integers(1, 3), st.sampled_from(("all", "first", "torn")), _rank),
         st.builds(Corrupt, st.integers(1, 3), _rank),
         st.builds(Restart, _small, st.booleans()),
-        st.builds(Redeploy, st.sampled_from(("", "b")), st.sampled_from((0, 8)), _small),
+        st.builds(
+            Redeploy,
+            st.sampled_from(("", "b")),
+            st.sampled_from((0, 8)),
+            st.sampled_from((0, 1, 2)),
+        ),
         st.builds(Reset, st.booleans(), st.booleans(), _small),
     ]
     return st.one_of(kinds)

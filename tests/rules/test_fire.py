@@ -31,7 +31,6 @@ HALF: Mapping[str, Side] = {
     "KVC-401": "scheduler half",
     "KVC-404": "scheduler half",
     "KVC-501": "scheduler half",
-    "KVC-503": "scheduler half",
     "KVC-802": "scheduler half",
 }
 """Where a rule may be owed by either half, the one that the wrong connector has wrong."""

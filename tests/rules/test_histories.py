@@ -159,7 +159,7 @@ HISTORIES = (
             (*saved(17), Hold("load"), a(17), Step())),
     History("KVC-502", WRONG["KVC-502"], "torn",
             (Fail(1, "torn", direction="save"), a(33), Step(4), Reset(), a(33), Step(3))),
-    History("KVC-503", WRONG["KVC-503"], "not computed", (a(16),), side="scheduler half"),
+    History("KVC-503", WRONG["KVC-503"], "not computed", (a(16),)),
     History("KVC-503", content.SavesTheLastToken, "not computed", (a(15), Step(3)),
             side="scheduler half"),
     # Where transfers cannot be seen it shows when what was saved is read.
