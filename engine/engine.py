@@ -521,6 +521,17 @@ class Engine:
             )
         )  # fmt: skip
 
+    def counted(self, request: str, blocks: Sequence[int]) -> bool:
+        """Whether the scheduler counts all these blocks of a request as computed, or about to be.
+
+        Only of a single KV group.
+        """
+        known, held = self.scheduler.requests.get(request), self._held.get(request, [])
+        if known is None:
+            return False
+        full = held[: known.num_computed_tokens // self.shape.block_size]
+        return set(blocks) <= set(full)
+
     def foreign(self, request: str, blocks: Sequence[int]) -> list[int]:
         """Those of ``blocks`` that a request does not have; none once it is forgotten."""
         held = self._held.get(request)

@@ -368,6 +368,7 @@ class TransportWorld(World):
             Kind.MOVED, opened, stale=stale if kept else [], failed=sorted(failed),
             given=sorted(given),
             unwritten=unwritten,
+            counted=self._engine(transport).counted(transfer.request_id, unwritten),
             source=transfer.source and _engine_index(transfer.source.engine_id)[0],
             read_stale=read_stale,
         )  # fmt: skip

@@ -42,9 +42,9 @@ class ComputedIsSaved(Check):
         if data["unwritten"]:
             self.fail(
                 event, "not computed", where="transport",
-                # Who has ended is computed no further: the rank was told to save too much. Else it
-                # may have been too early.
-                side="scheduler half" if data["planned"] and facts.ended else None,
+                # What the step computes a rank may save too early; what it does not, it was told
+                # to save.
+                side="scheduler half" if data["planned"] and not data["counted"] else None,
                 expected=f"blocks of {facts.name} that were computed or loaded whole",
                 got=f"block {data['unwritten'][0]}, in which slots have not been written since it "
                 "was handed out",
