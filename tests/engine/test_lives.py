@@ -61,11 +61,12 @@ def test_steps_and_epochs_go_on_counting() -> None:
 
 def test_what_the_dead_held_is_given_back_in_time() -> None:
     with Run(ASCEND, Shape()) as run:
-        for action in (Hold("save"), Arrive(P), Step(3), Restart()):
+        first: tuple[Action, ...] = (Hold("save"), Arrive(P), Step(3), Restart())
+        for action in first:
             run.do(action)
         (event,) = run.trace.of(Kind.RESTARTED)
         assert event.data["orphans"] == 1
-        again = (Release(), Arrive(P), Step(4), Reset(), Arrive(P), Step(2))
+        again: tuple[Action, ...] = (Release(), Arrive(P), Step(4), Reset(), Arrive(P), Step(2))
         for action in again:
             run.do(action)
         assert promises(run.outcome())[-1] == 0  # their room is reserved for who has died
