@@ -148,9 +148,10 @@ class Memory:
         if not blocks:
             return []
         pattern = poison(self.engine, blocks, [self.epochs[b] for b in blocks])
-        # Layer by layer a step fills them all: one layer and one head tell of all.
-        first = self.words[rank][-1][list(blocks), 0, :, 0, 0]
-        return [b for b, words, p in zip(blocks, first, pattern, strict=True) if p in words]
+        # One head tells of all, but a block is written in the layers of its KV group only.
+        words = self.words[rank][:, :, 0, :, 0, 0][:, list(blocks)]
+        unwritten = (words == pattern[:, None]).all(axis=0).any(axis=1)
+        return [block for block, lacks in zip(blocks, unwritten, strict=True) if lacks]
 
     def engine_wrote(self, block: int, slot: int, layer: int, head: int) -> Words:
         """What the slot would hold had no connector written to it."""
