@@ -13,12 +13,16 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvconform.scenario.identity import Identity
+from kvconform.scenario.identity import MEDIA_TOKENS, Identity
 
 VOCABULARY = 500
 """Token ids lie in ``[FIRST_TOKEN, VOCABULARY)``."""
 
 FIRST_TOKEN = 3
+
+IMAGE_TOKEN = VOCABULARY
+"""What stands for each token of an image: no text has it."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -108,8 +112,11 @@ class Prompt:
         return self.length + self.answer + self.tail
 
     def tokens(self, identity: Identity = Identity()) -> tuple[int, ...]:  # noqa: B008 (frozen)
-        """The prompt's token ids, for a request of this identity."""
-        return _tokens(self, identity if self.answer else Identity())
+        """The prompt's token ids, for a request of this identity.
+
+        Those of an image are the same for every image, and no others.
+        """
+        return _tokens(self, identity if self.answer or identity.media else Identity())
 
     def __str__(self) -> str:
         return f"f{self.family}:{self.length}" + "".join(
@@ -120,8 +127,17 @@ class Prompt:
 @functools.lru_cache(maxsize=4096)
 def _tokens(prompt: Prompt, identity: Identity) -> tuple[int, ...]:
     family, length, tail = prompt.family, prompt.length, prompt.tail
-    stream = [token_of(mix64((family << 20) | position)) for position in range(length)]
+    stream = _with_image([token_of(mix64((family << 20) | p)) for p in range(length)], identity)
     if prompt.answer:
         stream, _ = follow(stream, identity, prompt.answer)
     seed = mix64((family << 40) | (length << 20) | tail)
-    return tuple(stream + [token_of(mix64(seed + position)) for position in range(tail)])
+    stream += [token_of(mix64(seed + position)) for position in range(tail)]
+    return tuple(_with_image(stream, identity))
+
+
+def _with_image(tokens: list[int], identity: Identity) -> list[int]:
+    """``tokens`` with those of the identity's image, as far as they reach."""
+    if identity.media is None:
+        return tokens
+    where = range(identity.at, identity.at + MEDIA_TOKENS)
+    return [IMAGE_TOKEN if position in where else t for position, t in enumerate(tokens)]
