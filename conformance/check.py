@@ -33,7 +33,7 @@ LEVELS: dict[str, str] = {
 }
 
 ORDERS: Mapping[str, frozenset[str]] = {
-    "plain": frozenset({"route"}),
+    "plain": frozenset({"route", "restart"}),
     "transport": frozenset(
         {
             "route",
@@ -47,6 +47,8 @@ ORDERS: Mapping[str, frozenset[str]] = {
             "fail",
             "fail-save",
             "cut",
+            "corrupt",
+            "restart",
         }
     ),
     "mooncake": frozenset({"route", "hold", "release", "fail", "cut"}),
@@ -226,7 +228,7 @@ class _Check:
         options, target = self.options, self.target
         level = list(LEVELS).index(options.level)
         apart = bool(target.dialect) and self._fixed.get("topology") != "store"
-        faults = options.faults & possible(ORDERS[target.world], apart)
+        faults = options.faults & possible(ORDERS[target.world], apart, target.features)
         static, *units = plan(level, faults, options.examples, options.seed)
         self._explore(work, [static])
         self._ready = time.monotonic()  # a budget is for exploring, not for importing vLLM

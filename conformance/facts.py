@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvconform.conformance.cycle import Phase, State
-from kvconform.scenario.identity import Identity
+from kvconform.scenario.identity import Identity, Part
 from kvconform.scenario.prompt import follow
 
 LOADING = "WAITING_FOR_REMOTE_KVS"
@@ -43,7 +44,9 @@ class Facts:
         lost: its client went away before it was forwarded.
         known: leading tokens of its prompt that an earlier request of the same identity has, in its
             prompt or its output.
-        foreign: the same of an earlier request of another identity.
+        foreign: the same of an earlier request whose KV is another one's beyond what is the same,
+            by what tells their identities apart.
+        died: its engine did before it had gone.
         status: vLLM's status; None before arrival and after it was forgotten.
         ended: the hook request_finished was called.
         delayed: its answer was True.
@@ -66,7 +69,7 @@ class Facts:
     max_tokens: int
     stop: int | None = None
     known: int = 0
-    foreign: int = 0
+    foreign: Mapping[Part, int] = field(default_factory=dict)
     status: str | None = None
     forgotten: bool = False
     ended: bool = False
@@ -89,6 +92,7 @@ class Facts:
     life: int = 0
     left_blocks: int = 0
     lost: bool = False
+    died: bool = False
     load_failed: bool = False
     plan_followed: bool | None = None
     before_reset: bool = False
@@ -104,6 +108,11 @@ class Facts:
     def whole(self) -> tuple[int, ...]:
         """Its prompt, and the output that a right engine gives."""
         return tuple(follow(self.tokens, self.identity, self.max_tokens)[0])
+
+    @property
+    def seen(self) -> int:
+        """Leading tokens of its prompt that an earlier request has, whosever its KV."""
+        return max(self.known, *self.foreign.values(), 0)
 
     @property
     def output(self) -> tuple[int, ...]:

@@ -5,23 +5,28 @@ Total: an action without a referent is a recorded no-op, so every list of action
 
 from __future__ import annotations
 
-from kvconform.engine import compat
+from dataclasses import replace
+
+from kvconform.engine import compat, lives
 from kvconform.engine.cluster import Cluster
 from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
     Busy,
+    Corrupt,
     Cut,
     Drop,
     Fail,
     Forget,
     Hold,
     Lose,
+    Redeploy,
     Refuse,
     Release,
     Repeat,
     Reset,
+    Restart,
     Step,
     Stop,
     Tick,
@@ -79,6 +84,18 @@ class Interpreter:
             case Forget():
                 effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.forget(action.lookups)
                 self._record(action, f"{action.lookups} lookups", effect)
+            case Corrupt():
+                effect = compat.REPORTS_FAILED_LOADS and self.cluster.world.corrupt(
+                    action.lookups, action.rank
+                )
+                self._record(action, f"{action.lookups} lookups", effect)
+            case Restart():
+                self._restart(action)
+            case Redeploy():
+                effect = "restart" in self.cluster.world.offers
+                self._record(action, "every engine", effect)
+                if effect:
+                    lives.redeploy(self.cluster, action.model, action.block_size, action.tp)
             case Repeat():
                 self._repeat(action)
             case Stop():
@@ -86,6 +103,7 @@ class Interpreter:
                 self.cluster.stop()
             case Tick():
                 self.cluster.clock.advance(action.seconds)
+                self.cluster.world.passes(action.seconds)
                 self._record(action, f"{action.seconds:g} s", True)
             case Lose():
                 lost = self.cluster.world.lose(action.handover)
@@ -108,6 +126,17 @@ class Interpreter:
             self._record(action, lost.name, True, request=lost.request)
             self.cluster.world.drop(lost)
 
+    def _restart(self, action: Restart) -> None:
+        world, engine = self.cluster.world, action.engine % len(self.cluster.engines)
+        # Whoever pulls from an engine that has died has to be able to say that the load failed.
+        alone = self.cluster.shape.topology == "store" or compat.REPORTS_FAILED_LOADS
+        effect = "restart" in world.offers and alone
+        clean = action.clean or not world.crashes
+        how = "shut down before" if clean else "without a word"
+        self._record(action, f"engine {engine}, {how}", effect, engine=engine)
+        if effect:
+            lives.restart(self.cluster, engine, clean)
+
     def _repeat(self, action: Repeat) -> None:
         again = self.cluster.world.repeat(action.handover) if compat.REPORTS_FAILED_LOADS else None
         name = again.request if again else None
@@ -125,9 +154,14 @@ class Interpreter:
         if in_use and not compat.takes_ids_in_use(cluster.engines[engine].scheduler):
             self._record(action, f"{name} is in use", False, engine=engine)
             return
+        if not compat.tells_apart(action.identity):
+            why = f"this vLLM has the same block hashes for any {action.identity}"
+            self._record(action, why, False, engine=engine)
+            return
         self._record(action, name, True, engine=engine, request=name)
+        identity = replace(action.identity, model=cluster.engines[engine].life.model)
         cluster.arrive(
-            action.prompt, action.max_tokens, action.identity,
+            action.prompt, action.max_tokens, identity,
             action.engine if old is None else engine, action.priority, name=name,
             stop=action.stop,
         )  # fmt: skip

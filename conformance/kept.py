@@ -6,7 +6,7 @@ from kvconform.conformance.facts import Facts
 from kvconform.conformance.prefixes import Prefixes
 from kvconform.scenario.shape import Shape
 
-SPOILS = ("full", "fail-save", "fail-load", "lost", "forget")
+SPOILS = ("full", "fail-save", "fail-load", "lost", "forget", "corrupt")
 """Fault packages after which nothing is said any more."""
 
 
@@ -17,12 +17,16 @@ class Kept:
 
     Args:
         shape: the run's.
+
+    Attributes:
+        shape: that of the engines as they are now.
     """
 
     def __init__(self, shape: Shape) -> None:
-        self._shape = shape
+        self.shape = shape
         self._prefixes = Prefixes()
         self._left: list[Facts] = []
+        self._spoiled = False
         self._taken = 0  # blocks, at most; those that were forgotten may take room still
 
     def takes(self, blocks: int) -> None:
@@ -43,13 +47,33 @@ class Kept:
 
         ``saving``: something is being saved, so that what was left last may not be there.
         """
-        size = self._shape.block_size
-        for left in () if saving else self._left:
+        if not saving:
+            self._count()
+        if self._spoiled or self.shape.topology != "store" or self._taken > self.shape.store_blocks:
+            return 0
+        size = self.shape.block_size
+        return self._prefixes.shared(facts.tokens, facts.identity)[0] // size * size
+
+    def died(self, saving: bool, remembers: bool, orphans: bool) -> None:
+        """An engine has died: what was being saved is not to be found.
+
+        Args:
+            saving: something was.
+            remembers: what had been saved before outlives it.
+            orphans: something is reserved for it, so that others cannot save it.
+        """
+        if not saving:
+            self._count()
+        self._left.clear()
+        self._spoiled |= orphans
+        if not remembers:
+            self.forget()
+
+    def _count(self) -> None:
+        """All that was left is there."""
+        size = self.shape.block_size
+        for left in self._left:
             computed = len(left.tokens) + len(left.delivered) - 1
             blocks = min(left.left_blocks, computed // size)
             self._prefixes.add(left.whole[: blocks * size], left.identity)
-        if not saving:
-            self._left.clear()
-        if self._shape.topology != "store" or self._taken > self._shape.store_blocks:
-            return 0
-        return self._prefixes.shared(facts.tokens, facts.identity)[0] // size * size
+        self._left.clear()

@@ -6,7 +6,8 @@ Checks ask the ledger; it judges nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvconform.conformance.cycle import Phase, State
 from kvconform.conformance.facts import BY_ITSELF, Facts
@@ -14,8 +15,12 @@ from kvconform.conformance.kept import SPOILS, Kept
 from kvconform.conformance.prefixes import Prefixes
 from kvconform.faults.packages import is_tight, package_of
 from kvconform.scenario.actions import Abort, Arrive, Drop, Lose, Release, action_from_json
+from kvconform.scenario.identity import Part
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.trace import Event, Kind
+
+_PACKAGE_OF: Mapping[Part, str] = {"tenant": "tenants", "media": "tenants", "embeds": "embeds"}
+"""By what tells it from an earlier request, the package that brings such a request."""
 
 _WALKS = frozenset({Kind.STATUS, Kind.HOOK, Kind.ADMITTED})
 """Events after which the request that they are of may be in another state."""
@@ -33,11 +38,13 @@ class Ledger:
         unreported: (engine, rank, block) whose load failed and was not reported yet, to whom.
         held: whether a transfer has been held open in this run.
         resets: of connectors' caches.
+        restarts: engines that have started anew, with how often.
         saved_as_planned: no rank saved what its scheduler half had not planned.
     """
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+        self.model = ""
         self.requests: dict[str, Facts] = {}
         self.faults: Counter[str] = Counter()
         self.coverage: Counter[tuple[str, State, Phase]] = Counter()
@@ -49,6 +56,7 @@ class Ledger:
         self.checked_steps = 0
         self.saved_as_planned = True
         self.resets = 0
+        self.restarts: Counter[int] = Counter()
         self._kept = Kept(shape)
         self._connector_event = False
         self._forgets = False
@@ -131,8 +139,9 @@ class Ledger:
         if name in self.requests:
             self._supersede(name)
             faults.append("same-id")
-        tokens = action.prompt.tokens(action.identity)
-        facts = Facts(name, engine, tokens, action.identity, action.max_tokens, action.stop)
+        identity = replace(action.identity, model=self.model)
+        tokens = action.prompt.tokens(identity)
+        facts = Facts(name, engine, tokens, identity, action.max_tokens, action.stop)
         if self.shape.topology == "pd":
             facts.prefills, facts.max_tokens = True, 1
             self._asked[name] = action.max_tokens
@@ -140,8 +149,11 @@ class Ledger:
         self._enter(facts)
         if facts.known >= self.shape.block_size:
             faults.append("full-hit")
-        if facts.foreign >= self.shape.block_size:
-            faults.append("tenants")
+        for part, package in _PACKAGE_OF.items():
+            if facts.foreign.get(part, 0) >= self.shape.block_size and package not in faults:
+                faults.append(package)
+        if identity.embeds is not None and "embeds" not in faults:
+            faults.append("embeds")
         if is_tight(self.shape):
             faults.append("tight-pool")
         for package in faults:
@@ -285,6 +297,35 @@ class Ledger:
     def _forgot(self, event: Event) -> None:
         self._forgets = True
 
+    _corrupted = _forgot
+
+    def _restarted(self, event: Event) -> None:
+        saving = any(f.delayed and not f.sent for f in self._current.values())
+        self._kept.died(saving, event.data["remembers"], event.data["orphans"] > 0)
+        self._died(event.engine)
+
+    def _redeployed(self, event: Event) -> None:
+        self.shape = replace(self.shape, block_size=event.data["block_size"], tp=event.data["tp"])
+        self.model = event.data["model"]
+        self._kept.shape = self.shape
+        self._kept.forget()  # another layout has other blocks
+        for engine in range(self.shape.engines):
+            self._died(engine)
+
+    def _died(self, engine: int) -> None:
+        """Nothing is owed any more by an engine that has died, nor to it."""
+        self.restarts[engine] += 1
+        self.world_version += 1
+        for facts in [f for f in self._current.values() if f.engine == engine]:
+            facts.died = facts.forgotten = True
+            facts.status = None
+            facts.loading = facts.delayed = facts.admitted = facts.deferred = False
+            facts.under_way.clear()
+            facts.was = facts.state
+            del self._current[facts.name]
+        for key in [k for k in self.unreported if k[0] == engine]:
+            del self.unreported[key]
+
     # -- after the checks -------------------------------------------------------------------------
 
     def _after_hook(self, event: Event) -> None:
@@ -354,7 +395,8 @@ class Ledger:
 
     def deserted(self, facts: Facts) -> bool:
         """Whether blocks are kept for another engine that may never come for them."""
-        alone = facts.lost or (facts.then is not None and self.faults["peer-gone"] > 0)
+        unreached = self.faults["peer-gone"] or self.faults["restart"]
+        alone = facts.lost or (facts.then is not None and unreached > 0)
         return facts.prefills and facts.delayed and not facts.sent and alone
 
     def has_computed(self, facts: Facts) -> bool:
@@ -375,11 +417,9 @@ class Ledger:
         """Leading tokens of its prompt that a request since the connector's last reset has."""
         return max(
             (
-                _shared(facts.tokens, other.whole)
+                min(_shared(facts.tokens, other.whole), facts.identity.agrees(other.identity))
                 for other in self.requests.values()
-                if other is not facts
-                and other.identity == facts.identity
-                and not other.before_reset
+                if other is not facts and not other.before_reset
             ),
             default=0,
         )

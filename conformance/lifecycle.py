@@ -8,12 +8,15 @@ from kvconform.scenario.actions import (
     Action,
     Arrive,
     Busy,
+    Corrupt,
     Cut,
     Fail,
     Hold,
     Lose,
+    Redeploy,
     Release,
     Reset,
+    Restart,
     Step,
     Tick,
 )
@@ -74,6 +77,44 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "tenants": Scenario(_SMALL, (_again(salt="a"), Step(4), _again(salt="b"))),
     "adapters": Scenario(_SMALL, (_again(adapter="a"), Step(4), _again(adapter="b"))),
+    "a tenant returns": Scenario(_SMALL, (_again(salt="a"), Step(4), Reset(), _again(salt="a"))),
+    "images": Scenario(
+        _SMALL, (_again(media="cat"), Step(4), _again(media="dog"), Step(4),
+                 _again(media="dog", media_at=20), Step(4), Reset(), _again(media="dog"))
+    ),
+    "embeddings": Scenario(
+        _SMALL, (_again(embeds="m"), Step(4), _again(embeds="n"), Step(4), Reset(),
+                 _again(embeds="m"), Step(4), _again())
+    ),
+    "another adapter of that name": Scenario(
+        _SMALL, (_again(adapter="x"), Step(4), _again(adapter="x", version=1))
+    ),
+    "dies and starts anew": Scenario(
+        _SMALL, (_again(max_tokens=4), Step(6), _again(max_tokens=9), Step(2), Restart(), _again())
+    ),
+    "dies while it saves": Scenario(
+        _SMALL, (Hold("save"), _again(), Step(3), Restart(), _again(), Step(4), Release())
+    ),
+    "dies while it loads": Scenario(
+        _SMALL, (_again(), Step(4), Reset(), Hold("load"), _again(), Step(2), Restart(), _again(),
+                 Step(2), Release())
+    ),
+    "shut down and started anew": Scenario(
+        _SMALL, (_again(max_tokens=9), Step(3), Restart(clean=True), _again())
+    ),
+    "another model": Scenario(
+        _SMALL, (_again(), Step(4), Redeploy("b"), _again(), Step(4), Redeploy(), _again())
+    ),
+    "other blocks": Scenario(
+        _SMALL, (_again(), Step(4), Redeploy(block_size=32), _again(), Step(4))
+    ),
+    "torn save": Scenario(
+        _SMALL, (Fail(1, "torn", direction="save"), _again(), Step(4), Reset(), _again(), Step(4))
+    ),
+    "torn load": Scenario(
+        _SMALL, (_again(), Step(4), Reset(), Fail(1, "torn"), _again(), Step(4))
+    ),
+    "damaged": Scenario(_SMALL, (_again(), Step(4), Reset(), Corrupt(), _again(), Step(4))),
     "store forgets": Scenario(
         Shape(store_blocks=4),
         (_again(), Step(4), Arrive(Prompt(1, 50)), Step(4), Reset(), _again(), Step(4)),
@@ -106,6 +147,14 @@ SCENARIOS: dict[str, Scenario] = {
         _APART,
         (Hold("load"), _again(max_tokens=3), *_through(4), Abort(), *_through(2), Release()),
     ),
+    "dies before it is pulled": Scenario(
+        _APART, (Hold("load"), _again(max_tokens=2), *_through(4), Restart(), Release(),
+                 *_through(3), _again(max_tokens=2), *_through(6)),
+    ),
+    "dies while it pulls": Scenario(
+        _APART, (Hold("load"), _again(max_tokens=2), *_through(4), Restart(1), Release(),
+                 *_through(3), _again(max_tokens=2), *_through(6)),
+    ),
     "nobody comes": Scenario(
         _APART, (Hold("route"), _again(), Step(4), Lose(), Tick(), *_through(2))
     ),
@@ -132,7 +181,9 @@ def packages_of(scenario: Scenario) -> frozenset[str]:
         needed.add("full-hit")
     if scenario.shape.topology == "pd":
         needed.add("handover")
-    if any(a.salt or a.adapter for a in arrivals):
+    if any(a.embeds for a in arrivals):
+        needed.add("embeds")
+    if any(a.salt or a.adapter or a.media for a in arrivals):
         needed.add("tenants")
     if any(isinstance(a, Reset) and a.connector for a in scenario.actions):
         needed.add("reset")

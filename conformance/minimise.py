@@ -15,16 +15,19 @@ from kvconform.scenario.actions import (
     Action,
     Arrive,
     Busy,
+    Corrupt,
     Cut,
     Drop,
     Fail,
     Forget,
     Hold,
     Lose,
+    Redeploy,
     Refuse,
     Release,
     Repeat,
     Reset,
+    Restart,
     Step,
     Tick,
 )
@@ -161,6 +164,14 @@ def simpler(action: Action) -> Iterator[Action]:
                 yield replace(action, salt=None)
             if adapter is not None:
                 yield replace(action, adapter=None)
+            if action.version:
+                yield replace(action, version=0)
+            if action.media is not None:
+                yield replace(action, media=None, media_at=0)
+            if action.media_at:
+                yield replace(action, media_at=0)
+            if action.embeds is not None:
+                yield replace(action, embeds=None)
             if engine:
                 yield replace(action, engine=0)
             if priority:
@@ -207,6 +218,23 @@ def simpler(action: Action) -> Iterator[Action]:
         case Forget(lookups):
             for k in _lower(lookups, 1):
                 yield Forget(k)
+        case Corrupt(lookups, rank):
+            if rank is not None:
+                yield replace(action, rank=None)
+            for k in _lower(lookups, 1):
+                yield replace(action, lookups=k)
+        case Restart(engine, clean):
+            if engine:
+                yield replace(action, engine=0)
+            if not clean:
+                yield replace(action, clean=True)
+        case Redeploy(model, block_size, tp):
+            if block_size:
+                yield replace(action, block_size=0)
+            if tp:
+                yield replace(action, tp=0)
+            if model:
+                yield replace(action, model="")
         case Drop(transfer):
             for k in _lower(transfer, 0):
                 yield Drop(k)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -23,16 +24,19 @@ from kvconform.scenario.actions import (
     Action,
     Arrive,
     Busy,
+    Corrupt,
     Cut,
     Drop,
     Fail,
     Forget,
     Hold,
     Lose,
+    Redeploy,
     Refuse,
     Release,
     Repeat,
     Reset,
+    Restart,
     Step,
     Stop,
     Tick,
@@ -52,8 +56,22 @@ complete by that."""
 RARE = 1000
 """Families from here on are never drawn twice: prompts that share nothing."""
 
-_IDENTITIES = ((None, None), ("a", None), ("b", None), (None, "x"), ("a", "x"))
-"""Salts and adapters; never of the same name, which vLLM's hashes do not tell apart until 0.27."""
+_IDENTITIES: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"salt": "a"},
+    {"salt": "b"},
+    {"adapter": "x"},
+    {"salt": "a", "adapter": "x"},
+    {"adapter": "x", "version": 1},
+    {"media": "cat"},
+    {"media": "dog"},
+    {"media": "cat", "media_at": 20},
+    {"media": "dog", "media_at": 20},
+)
+"""Salts, adapters, images; no two of one name, which vLLM's hashes do not tell apart until 0.27."""
+
+_ENCODERS = (("m", "n"), ("m", "m"), ("m", None), (None, "m"))
+"""What has made a prompt's embeddings, twice; None: it comes as tokens."""
 
 
 class Moves:
@@ -169,15 +187,14 @@ class Moves:
         """A request whose prompt others have, whole or in part, or with what was answered."""
         tail = self.draw(st.sampled_from((0, 0, 0, 1, self.size + 1)))
         answer = self.draw(st.sampled_from((0, 0, 0, 1, 19)))
-        salt, adapter = self.draw(st.sampled_from(_IDENTITIES)) if tenants else (None, None)
+        whose = self.draw(st.sampled_from(_IDENTITIES)) if tenants else {}
         return Arrive(
             Prompt(self.draw(st.integers(0, 1)), self.draw(lengths(self.size)), tail, answer),
             self.draw(st.sampled_from((1, 2, 4, 20))),
-            salt=salt,
-            adapter=adapter,
             engine=self.draw(st.integers(0, 1)),
             priority=self.draw(priorities()),
             stop=self.draw(stops()),
+            **whose,
         )
 
     def _turn(self) -> Arrive:
@@ -219,9 +236,22 @@ class Moves:
 
     def _tenants(self) -> Move:
         first = self._returning(tenants=True)
-        salt, adapter = self.draw(st.sampled_from(_IDENTITIES))
-        again = Arrive(first.prompt, 1, salt, self.draw(st.integers(0, 1)), adapter=adapter)
-        return (first, *self._through(first, 4), again, *self._steps())
+        same = not self.draw(st.integers(0, 2))  # who is the same has to find it
+        whose = self.draw(st.sampled_from(_IDENTITIES))
+        other = Arrive(first.prompt, 1, engine=self.draw(st.integers(0, 1)), **whose)
+        outside: Move = (Reset(engine=self._home(first)),) if same else ()
+        again = dataclasses.replace(first, stop=None) if same else other
+        return (first, *self._through(first, 4), *outside, again, *self._steps())
+
+    def _embeds(self) -> Move:
+        """A prompt comes as embeddings, and again: as the same, as others, or as tokens."""
+        one, two = self.draw(st.sampled_from(_ENCODERS))
+        prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from((17, 33, 48))))
+        first = Arrive(prompt, self.draw(st.sampled_from((1, 4))), embeds=one)
+        other = Prompt(1 - prompt.family, prompt.length) if self.draw(st.booleans()) else prompt
+        again = Arrive(other, 2, engine=self.draw(st.integers(0, 1)), embeds=two)
+        outside: Move = (Reset(engine=self._home(first)),) if self.draw(st.booleans()) else ()
+        return (first, *self._through(first, 4), *outside, again, *self._through(again, 3))
 
     def _delay(self) -> Move:
         hold = Hold(
@@ -340,7 +370,7 @@ class Moves:
             return (*before, again, *self._through(again, 12))
         fail = Fail(
             self.draw(st.integers(1, 2)),
-            self.draw(st.sampled_from(("all", "first", "last"))),
+            self.draw(st.sampled_from(("all", "first", "last", "torn"))),
             self.draw(st.sampled_from((None, 0, 1))),
         )
         if "full-hit" not in self.packages or self.draw(st.booleans()):
@@ -378,7 +408,7 @@ class Moves:
     def _fail_save(self) -> Move:
         fail = Fail(
             self.draw(st.integers(1, 2)),
-            self.draw(st.sampled_from(("all", "first", "last"))),
+            self.draw(st.sampled_from(("all", "first", "last", "torn"))),
             self.draw(st.sampled_from((None, 0, 1))),
             "save",
         )
@@ -411,6 +441,45 @@ class Moves:
         *before, again = self._outside_again((forget,))
         assert isinstance(again, Arrive)
         return (*before, again, *self._through(again, self.draw(st.integers(1, 4))))
+
+    def _corrupt(self) -> Move:
+        """What a lookup has found is damaged when it is loaded."""
+        corrupt = Corrupt(self.draw(st.integers(1, 2)), self.draw(st.sampled_from((None, 0, 1))))
+        if "full-hit" not in self.packages:
+            return (corrupt, self._arrival(), *self._steps())
+        *before, again = self._outside_again((corrupt,))
+        assert isinstance(again, Arrive)
+        return (*before, again, *self._through(again, self.draw(st.integers(1, 4))))
+
+    def _restart(self) -> Move:
+        """An engine dies at some moment of a request's life; afterwards its client comes again."""
+        restart = Restart(self.draw(st.integers(0, 1)), not self.draw(st.integers(0, 2)))
+        if "full-hit" in self.packages and "delay" in self.packages and self.draw(st.booleans()):
+            start = self._open_load()
+        else:
+            held: Move = ()
+            if "delay" in self.packages and self.draw(st.booleans()):
+                held = (Hold(self.draw(st.sampled_from(("save", "any")))),)
+            arrive = self._arrival()
+            start = (*held, arrive, *self._through(arrive, self.draw(st.integers(0, 5))))
+        latest = next(a for a in reversed(start) if isinstance(a, Arrive))
+        again = latest if "full-hit" in self.packages else self._stranger()
+        return (*start, restart, again, *self._through(again, self.draw(st.integers(1, 4))),
+                Release(), *self._steps(2))  # fmt: skip
+
+    def _redeploy(self) -> Move:
+        """Another model is served, then perhaps the first again; prompts return."""
+        first = self._returning() if "full-hit" in self.packages else self._stranger()
+        redeploy = Redeploy(
+            self.draw(st.sampled_from(("b", "b", ""))),
+            self.draw(st.sampled_from((0, 0, 0, 8, 32))),
+            self.draw(st.sampled_from((0, 0, 0, 1, 2))),
+        )
+        again = Arrive(first.prompt, 2, engine=first.engine)
+        back: Move = ()
+        if self.draw(st.booleans()):
+            back = (Redeploy(), again, *self._through(again, 3))
+        return (first, *self._through(first, 5), redeploy, again, *self._through(again, 3), *back)
 
     def _shutdown(self) -> Move:
         """Engines are shut down at the worst moment: rarely, for then the run is over."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from kvconform.scenario.identity import Identity
+from kvconform.scenario.identity import Identity, Part
 
 
 class Prefixes:
@@ -17,19 +17,25 @@ class Prefixes:
     def __init__(self) -> None:
         self._known: dict[Identity, set[int]] = {}
 
-    def shared(self, tokens: Sequence[int], identity: Identity) -> tuple[int, int]:
-        """Leading tokens that a request of this identity has, and that one of another has."""
-        known = foreign = 0
+    def shared(self, tokens: Sequence[int], identity: Identity) -> tuple[int, Mapping[Part, int]]:
+        """Leading tokens that a request with the same KV has, and that others have.
+
+        Returns:
+            How many are known with the same KV; and where more tokens are, and their KV is not the
+            same, how many, by what makes the KV another.
+        """
+        known, foreign = 0, dict[Part, int]()
         for other, prefixes in self._known.items():
             count = 0
             for prefix in _prefixes(tokens):
                 if prefix not in prefixes:
                     break
                 count += 1
-            if other == identity:
-                known = count
-            else:
-                foreign = max(foreign, count)
+            same = identity.agrees(other)
+            known = max(known, min(count, same))
+            part = identity.differs(other)
+            if part is not None and count > same:
+                foreign[part] = max(count, foreign.get(part, 0))
         return known, foreign
 
     def add(self, tokens: Sequence[int], identity: Identity) -> None:

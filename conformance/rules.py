@@ -18,16 +18,19 @@ from kvconform.scenario.violation import Side, is_rule_id
 APART = frozenset({"handover", "expire", "peer-gone"})
 """Packages that act where prefill and decode are apart."""
 
-RETURN = frozenset({"full-hit", "tenants", "reset", "handover"})
+RETURN = frozenset({"full-hit", "tenants", "embeds", "reset", "handover"})
 """Packages in which a prompt comes that another request had."""
 
 LATE = frozenset({"delay", "lost", "expire", "peer-gone"})
 """Packages that keep transfers open."""
 
-FAILING = frozenset({"fail-load", "lost", "forget", "repeat", "expire", "peer-gone"})
+FAILING = frozenset(
+    {"fail-load", "lost", "forget", "repeat", "expire", "peer-gone", "corrupt", "restart",
+     "redeploy"}
+)  # fmt: skip
 """Packages in which loads fail."""
 
-HITS = frozenset({"full-hit", "tenants", "preempt", "tight-pool", "reset", *APART})
+HITS = frozenset({"full-hit", "tenants", "embeds", "preempt", "tight-pool", "reset", *APART})
 """Packages after which something may be found outside: prompts return, or preempted requests do, or
 another engine has prefilled them."""
 
@@ -122,6 +125,10 @@ _ALL = frozenset(
         "forget",
         "repeat",
         "shutdown",
+        "embeds",
+        "corrupt",
+        "restart",
+        "redeploy",
         *APART,
     }
 )
@@ -228,7 +235,7 @@ RULES: tuple[Rule, ...] = (
         "lookup promises no less: it reserves and consumes nothing.",
         _S, "a second lookup of a request that was not admitted after the first, with the world "
         "unchanged, and a prompt that was seen before",
-        packages=frozenset({"full-hit", "tenants", "tight-pool", "defer", "delay"}),
+        packages=frozenset({"full-hit", "tenants", "embeds", "tight-pool", "defer", "delay"}),
         source="v1/core/sched/scheduler.py schedule: allocate_slots may fail after the lookup",
         incidents=("B-192", "B-197", "B-147", "B-204", "B-162"),
         help="Move reservations to update_state_after_alloc.",
@@ -511,8 +518,32 @@ RULES: tuple[Rule, ...] = (
         "promised, before the layer is read.",
     ),
     Rule(
+        "KVC-502", "what failed to be saved is not promised",
+        "A save that has failed, in whole or in part, leaves nothing behind that a lookup finds: "
+        "of a block that has arrived by half, nobody reads the other half.",
+        "composition", "a lookup for a prompt whose save had failed",
+        packages=frozenset({"fail-save", "lost"}), features=_ORDERS,
+        source="v1/base.py get_num_new_matched_tokens: tokens that can be loaded; wait_for_save "
+        "tells vLLM nothing of a failure",
+        help="Let a block be found only when every rank has said that all of it was saved.",
+    ),
+    Rule(
+        "KVC-503", "only what is computed is saved",
+        "When the bytes of a save move, each slot of its blocks has been computed, or loaded, "
+        "since the block was handed to its request.",
+        _W, "a save of a request whose prompt was seen before",
+        packages=RETURN, features=_ORDERS,
+        source="v1/core/sched/scheduler.py schedule: num_computed_tokens runs ahead of what the "
+        "workers have computed; the token sampled last has no KV yet",
+        incidents=("B-163", "B-103", "B-100"),
+        help="Save full blocks of tokens whose forward is over, in wait_for_save or later; the "
+        "last token of a request has not been computed when it ends.",
+    ),
+    Rule(
         "KVC-504", "tenants never share KV",
-        "KV saved under one cache salt, or with one adapter, is never served under another.",
+        "KV saved under one cache salt, or with one adapter, is never served under another; nor "
+        "with an adapter that has taken the place of one of the same name, where vLLM tells them "
+        "apart.",
         "composition", "a lookup for a prompt that was seen only under other salts or adapters",
         packages=frozenset({"tenants"}),
         source="v1/core/kv_cache_utils.py generate_block_hash_extra_keys: block hashes hold the "
@@ -531,6 +562,52 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-180", "B-127", "B-187", "B-191"),
         help="Compare the keys of what is saved with those that are looked up, and look for "
         "requests that are not saved.",
+    ),
+    Rule(
+        "KVC-506", "images are told apart",
+        "KV of a prompt with one image in it is never served to one with another, or with none, "
+        "from the image on.",
+        "composition", "a lookup for a prompt that was seen only with other images",
+        packages=frozenset({"tenants"}),
+        source="v1/core/kv_cache_utils.py _gen_mm_extra_hash_keys: the tokens of an image are the "
+        "same for every image, block hashes hold its own hash",
+        incidents=("B-096",),
+        help="Derive keys from request.block_hashes, or mix in the identifiers of mm_features that "
+        "lie in the block, whole.",
+    ),
+    Rule(
+        "KVC-507", "embeddings are told apart",
+        "KV of a prompt that came as embeddings is served only to one with the same embeddings.",
+        "composition", "a lookup for a prompt that was seen only as tokens, or as embeddings of "
+        "another encoder",
+        packages=frozenset({"embeds"}), since="0.11.2",
+        source="v1/core/kv_cache_utils.py _gen_prompt_embeds_extra_hash_keys; v1/request.py: their "
+        "token ids are all 0",
+        incidents=("B-096",),
+        help="Derive keys from request.block_hashes; prompt_token_ids is None here.",
+    ),
+    Rule(
+        "KVC-508", "models are told apart",
+        "An engine that serves another model over the same store takes nothing for its own that "
+        "was saved by the one before.",
+        "composition", "a lookup for a prompt that was seen only by another model",
+        packages=frozenset({"redeploy"}),
+        source="block hashes do not hold the model's name; distributed/kv_transfer/kv_connector/v1/"
+        "nixl/metadata.py compute_nixl_compatibility_hash does, with what the layout depends on",
+        help="Put model, dtype, block size and ranks into each key, or into the name of the store; "
+        "or refuse to start.",
+    ),
+    Rule(
+        "KVC-509", "equals share",
+        "What a request with a salt, an adapter, an image or embeddings has left is found by the "
+        "next one with the same: keys hold nothing that is of one request alone. Only for targets "
+        "that say so: feature 'keeps'.",
+        _S, "a lookup for a prompt of which a request with the same salt, adapter, image or "
+        "embeddings had left a full block",
+        packages=frozenset({"tenants", "embeds"}), features=frozenset({"keeps"}),
+        source="the target's own word; v1/core/kv_cache_utils.py generate_block_hash_extra_keys",
+        incidents=("B-180",),
+        help="Look for ids, addresses or paths in what is hashed.",
     ),
     # -- 6xx failure ------------------------------------------------------------------------------
     Rule(
@@ -560,11 +637,22 @@ RULES: tuple[Rule, ...] = (
         "Blocks that are kept for another engine are given back when nobody has come for them.",
         _W, "a request's client went away, or its decoder could not be reached, while its blocks "
         "were kept",
-        packages=frozenset({"expire", "peer-gone"}), features=frozenset({"pd", "async"}),
+        packages=frozenset({"expire", "peer-gone", "restart"}),
+        features=frozenset({"pd", "async"}),
         source="v1/nixl/base_worker.py, v1/mooncake/mooncake_connector.py: time-outs of requests "
         "to send; v1/core/sched/scheduler.py keeps blocks until finished_sending, without a limit",
         incidents=("B-065",),
         help="Give each kept request a deadline, and report it in finished_sending when it passes.",
+    ),
+    Rule(
+        "KVC-605", "damage is noticed",
+        "KV that was damaged where it is stored is not served: its load fails. Only for targets "
+        "that say so: feature 'verifies'.",
+        "composition", "a block that a lookup had found was damaged",
+        packages=frozenset({"corrupt"}), features=frozenset({"verifies", "load-failure", "orders"}),
+        source="the target's own word; v1/base.py get_block_ids_with_load_errors",
+        help="Keep a checksum beside each block and compare it before the block is loaded.",
+        since="0.11.2",
     ),
     # -- 7xx progress -----------------------------------------------------------------------------
     Rule(
@@ -606,6 +694,17 @@ RULES: tuple[Rule, ...] = (
         source="v1/engine/core.py shutdown; v1/core/sched/scheduler.py shutdown",
         help="Close what was opened, wait for nothing that will not come, and expect to be called "
         "before the first step, and twice.",
+    ),
+    Rule(
+        "KVC-808", "an engine can start anew",
+        "An engine whose process has died starts again with the same configuration, whatever its "
+        "former life has left outside; and reports nothing of that life's requests.",
+        "composition", "an engine that had started anew computed something",
+        packages=frozenset({"restart"}),
+        source="v1/core/sched/scheduler.py _update_from_kv_xfer_finished: assert req_id in "
+        "self.requests",
+        help="Take over nothing that the former life had under way: locks, journals and "
+        "reservations outside need an owner that can be told from the one before.",
     ),
     # -- what vLLM itself owes: reported, never held against the target ---------------------------
     Rule(

@@ -129,7 +129,7 @@ def hunt_all(
 
 def _job(quarry: Quarry, seed: int, seconds: float) -> Job:
     faults = frozenset(quarry.faults or NAMES) & possible(
-        ORDERS[quarry.target.world], bool(quarry.target.dialect)
+        ORDERS[quarry.target.world], bool(quarry.target.dialect), quarry.target.features
     )
     unit = Unit(
         "hunt", "hunt", tuple(sorted(faults)), EXAMPLES, seed=seed * 1000 + 700,

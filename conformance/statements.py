@@ -351,9 +351,8 @@ STATEMENTS: tuple[Statement, ...] = (
     Statement(
         "DAT-03",
         "A save reads only positions that are computed for good.",
-        _C, ("KVC-501", "KVC-407"),
-        "It shows when what was saved is read again; the moment of the save is not judged, for "
-        "which positions it is for cannot be seen.",
+        _C, ("KVC-503", "KVC-501", "KVC-407"),
+        "Where transfers cannot be seen it shows when what was saved is read again.",
     ),
     Statement(
         "DAT-04",
@@ -402,9 +401,8 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     Statement(
         "DAT-11",
-        "Keys cover all that KV depends on: tokens, salt, adapter, media.",
-        _C, ("KVC-501", "KVC-504"),
-        "Media are left out: no request that is drawn has any.",
+        "Keys cover all that KV depends on: tokens, salt, adapter, media, embeddings, model.",
+        _C, ("KVC-501", "KVC-504", "KVC-506", "KVC-507", "KVC-508"),
     ),
     # -- liveness: after every drain --------------------------------------------------------------
     Statement(

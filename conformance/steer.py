@@ -20,16 +20,19 @@ from kvconform.scenario.actions import (
     Action,
     Arrive,
     Busy,
+    Corrupt,
     Cut,
     Drop,
     Fail,
     Forget,
     Hold,
     Lose,
+    Redeploy,
     Refuse,
     Release,
     Repeat,
     Reset,
+    Restart,
     Step,
     Stop,
     Tick,
@@ -188,6 +191,14 @@ def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:
             return (Arrive(prompt, 4),)
         case "tenants":
             return (Arrive(prompt, 4, salt="a"),)
+        case "embeds":
+            return (Arrive(prompt, 4, embeds="x"),)
+        case "corrupt":
+            return (Corrupt(), Arrive(prompt, 4))
+        case "restart":
+            return (Restart(), Arrive(prompt, 4))
+        case "redeploy":
+            return (Redeploy("b"), Arrive(prompt, 4))
         case "delay":
             return (Hold(),)
         case "abort":

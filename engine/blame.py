@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvconform.engine.memory import Memory
-from kvconform.engine.oracle import Stream, Words, unpoison
+from kvconform.engine.oracle import ROTTEN, TORN, Stream, Words, unpoison
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,25 @@ class Blame:
 
     Attributes:
         connector: whether the connector owes it (else vLLM).
-        kind: ``never-loaded``, ``never-computed``, ``other-tenant``, ``other-tokens``,
-            ``other-rank``, ``zeros``, ``garbage`` for a load that was promised; ``overwritten`` for
-            a block that was not the connector's to write; ``failed-load-used`` and
-            ``stale-block`` for vLLM.
+        kind: ``never-loaded``, ``never-computed``, ``other-tenant``, ``other-media``,
+            ``other-embeds``, ``other-model``, ``other-tokens``, ``other-rank``, ``torn``,
+            ``rotten``, ``zeros``, ``garbage`` for a load that was promised; ``overwritten`` for a
+            block that was not the connector's to write; ``failed-load-used`` and ``stale-block``
+            for vLLM.
         text: what was found there.
     """
 
     connector: bool
     kind: str
     text: str
+
+
+_OTHER = {
+    "tenant": "of another tenant",
+    "media": "with another image",
+    "embeds": "of other embeddings",
+    "model": "of another model",
+}
 
 
 def blame(
@@ -115,6 +124,10 @@ def recognise(
         )
     if not actual.any():
         return "zeros", "zeros"
+    if TORN in actual:
+        return "torn", "a block of which only half had arrived"
+    if ROTTEN in actual:
+        return "rotten", "a block that was damaged where it lay"
     head = memory.head(found.rank, found.local_head)
     known = list(streams)
     heads = {memory.head(r, h) for r in range(memory.shape.tp) for h in range(memory.heads)}
@@ -131,8 +144,10 @@ def recognise(
                 if layer != found.layer:
                     return "other-layer", f"{what}, of another layer"
                 upto = position + 1
-                foreign = stream.identity != reader.identity
+                foreign = reader.identity.differs(stream.identity)
+                if reader.identity == stream.identity and reader.identity.embeds is not None:
+                    foreign = "embeds"  # which vLLM has as zeros, whatever they are
                 if foreign and stream.tokens[:upto] == reader.tokens[:upto]:
-                    return "other-tenant", f"{what}, of another tenant ({stream.identity})"
+                    return f"other-{foreign}", f"{what}, {_OTHER[foreign]} ({stream.identity})"
                 return "other-tokens", what
     return "garbage", "bytes that no request's KV has"

@@ -8,13 +8,11 @@ import json
 import shutil
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kvconform.engine import clock, compat, logs, threads
+from kvconform.engine import clock, compat, lives, logs, threads
 from kvconform.engine.clock import Clock
 from kvconform.engine.engine import Engine
 from kvconform.engine.oracle import Stream, stream
@@ -22,7 +20,7 @@ from kvconform.engine.recorder import ESCAPING
 from kvconform.engine.world import Handover, World
 from kvconform.scenario.errors import RefusedError, UsageError
 from kvconform.scenario.identity import Identity
-from kvconform.scenario.prompt import Prompt
+from kvconform.scenario.prompt import Prompt, follow
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
@@ -87,6 +85,10 @@ class Cluster:
         trace: where observations go.
         halt: true ends the run at the next phase.
 
+    Attributes:
+        shape: that of the engines as they are now.
+        former: engines that are no more; what they shared with the world lives on.
+
     Raises:
         UsageError: the target cannot be set up with this shape.
         RefusedError: this vLLM, or the target, does not serve this shape.
@@ -112,12 +114,14 @@ class Cluster:
         self.clock = Clock()
         self._clients = 0
         self._stopped = False
+        self.former: list[Engine] = []
         self._streams: dict[str, Stream] = {}
         self._folder: str | None = None
         self.engines: list[Engine] = []
         threads.begin()
         world.begin(self)
-        extra = self._extra()
+        self._halt = halt
+        self._placeholders = {"run": f"run{next(_runs)}"}
         logs.capture(self._log)
         clock.active = self.clock
         classes = compat.connector_classes(target)
@@ -125,23 +129,24 @@ class Cluster:
         clock.redirect(self._packages)
         try:
             for index in range(shape.engines):
-                self.engines.append(
-                    Engine(index, target, shape, extra, trace, self._streams, halt, self._folder)
-                )
+                self.engines.append(self.make(index, compat.Life()))
         except ESCAPING as error:
             self.close()
             if isinstance(error, UsageError):
                 raise
-            # A connector refuses what it does not serve with a ValueError.
-            refused = isinstance(error, ValueError | NotImplementedError)
-            line = traceback.extract_tb(error.__traceback__)[-1]
-            raise (RefusedError if refused else UsageError)(
-                f"The target {target.name!r} could not be set up: {type(error).__name__}: {error} "
-                f"({Path(line.filename).name}, line {line.lineno})"
+            raise (RefusedError if lives.is_refusal(error) else UsageError)(
+                f"The target {target.name!r} could not be set up: {lives.in_words(error)}"
             ) from error
 
+    def make(self, index: int, life: compat.Life, begun: int = 0) -> Engine:
+        """An engine in this life, after so many steps of earlier ones."""
+        return Engine(
+            index, self.target, self.shape, self._extra(), self.trace, self._streams, self._halt,
+            self._folder, life, begun,
+        )  # fmt: skip
+
     def _extra(self) -> Mapping[str, Any]:
-        options = {**self.world.options(self.shape), "run": f"run{next(_runs)}"}
+        options = {**self.world.options(self.shape), **self._placeholders}
 
         def fill(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -223,7 +228,7 @@ class Cluster:
         engine, max_tokens, stop = first.then
         tokens = first.tokens
         if self.shape.carry:
-            tokens = tuple(stream(tokens, first.identity, 1).tokens)
+            tokens = tuple(follow(tokens, first.identity, 1)[0])
             stop = max(1, stop - 1) if stop is not None else None
         name, times = f"{request}d", 1
         while name in self.arrived:  # the router sends it once more

@@ -61,6 +61,8 @@ class Engine:
         streams: every request of the run, by id, with the stream that it must follow.
         halt: asked between the phases of a step; true ends the run.
         folder: the run's own folder, if the target has one.
+        life: which of its lives this is.
+        begun: steps of its lives before.
 
     Attributes:
         delivered: requests that ended, until the cluster takes them out.
@@ -78,14 +80,18 @@ class Engine:
         streams: Mapping[str, Stream],
         halt: Callable[[], bool],
         folder: str | None = None,
+        life: compat.Life | None = None,
+        begun: int = 0,
     ) -> None:
         self.index = index
+        self.life = life or compat.Life()
         self.shape = shape
         self.trace = trace
         self._streams = streams
         self._halt = halt
         modules = frozenset(c.__module__ for c in compat.connector_classes(target))
         self._recorder = Recorder(trace, index, modules | {target.module}, folder)
+        self._recorder.step = begun
         self._statuses: dict[str, Any] = {}
         self._lookups: dict[str, tuple[int, bool]] = {}
         self._held: dict[str, list[int]] = {}
@@ -103,9 +109,9 @@ class Engine:
         self.forgotten_loading: set[str] = set()
         self.delivered: list[Delivered] = []
         try:
-            self.config = compat.build_config(target, index, None, shape, extra)
+            self.config = compat.build_config(target, index, None, shape, extra, self.life)
             self._configs = [
-                compat.build_config(target, index, rank, shape, extra)
+                compat.build_config(target, index, rank, shape, extra, self.life)
                 for rank in range(shape.ranks)
             ]
         except Exception as error:  # before the target was asked: no refusal of its own
@@ -522,6 +528,17 @@ class Engine:
                 {"problem": problem, "detail": detail, "hook": hook},
             )
         )  # fmt: skip
+
+    def counted(self, request: str, blocks: Sequence[int]) -> bool:
+        """Whether the scheduler counts all these blocks of a request as computed, or about to be.
+
+        Only of a single KV group.
+        """
+        known, held = self.scheduler.requests.get(request), self._held.get(request, [])
+        if known is None:
+            return False
+        full = held[: known.num_computed_tokens // self.shape.block_size]
+        return set(blocks) <= set(full)
 
     def foreign(self, request: str, blocks: Sequence[int]) -> list[int]:
         """Those of ``blocks`` that a request does not have; none once it is forgotten."""

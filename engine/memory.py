@@ -143,6 +143,16 @@ class Memory:
         """Those of ``blocks`` that changed hands since ``epochs`` were taken."""
         return [b for b, e in zip(blocks, epochs, strict=True) if self.epochs[b] != e]
 
+    def unwritten(self, rank: int, blocks: Sequence[int]) -> list[int]:
+        """Those of ``blocks`` of which a slot has not been written since they changed hands."""
+        if not blocks:
+            return []
+        pattern = poison(self.engine, blocks, [self.epochs[b] for b in blocks])
+        # One head tells of all, but a block is written in the layers of its KV group only.
+        words = self.words[rank][:, :, 0, :, 0, 0][:, list(blocks)]
+        unwritten = (words == pattern[:, None]).all(axis=0).any(axis=1)
+        return [block for block, lacks in zip(blocks, unwritten, strict=True) if lacks]
+
     def engine_wrote(self, block: int, slot: int, layer: int, head: int) -> Words:
         """What the slot would hold had no connector written to it."""
         digest = self.computed[block, slot]

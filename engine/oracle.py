@@ -1,9 +1,10 @@
 """What the KV of a token must be, as bytes, and which token comes next.
 
-The KV of a slot is a pure function of the token prefix, the request's identity (salt and adapter),
-the layer, K or V, and the *global* KV head. It is compared as bytes, so nothing that merely looks
-alike passes. The next token is a function of the same prefix; so the output of any run must equal
-the output of the same request without a connector, and is known in advance.
+The KV of a slot is a pure function of the token prefix, the request's identity (salt, adapter,
+media, embeddings, model), the layer, K or V, and the *global* KV head. It is compared as bytes, so
+nothing that merely looks alike passes. The next token is a function of the same prefix; so the
+output of any run must equal the output of the same request without a connector, and is known in
+advance.
 
 A slot's KV is four 64-bit words per head: two of K, two of V. Every 32-bit half is the pattern of
 a finite normal float, so that no copy through float registers alters it.
@@ -57,6 +58,13 @@ def poison(engine: int, blocks: Sequence[int], epochs: Sequence[int]) -> Words:
     )
 
 
+TORN = 0x2DEAD7072DEAD707
+"""A word of a block's second half, of which only the first has arrived."""
+
+ROTTEN = 0x2FADB1752FADB175
+"""A word of a block that was damaged where it lay."""
+
+
 def unpoison(word: int) -> tuple[int, int, int] | None:
     """``(engine, block, epoch)`` when ``word`` is poison."""
     if word >> 48 != _POISON_HIGH or (word >> 28) & 0xF != 2:
@@ -68,7 +76,8 @@ class Stream:
     """A token sequence of one identity, and all that follows from it.
 
     Attributes:
-        tokens: prompt, then the output that a right engine gives.
+        tokens: prompt, then the output that a right engine gives; as vLLM has them, so that a
+            prompt of embeddings is zeros.
         identity: whose it is.
         digests: one per position; a function of identity and of all tokens up to that position.
     """
@@ -77,6 +86,8 @@ class Stream:
 
     def __init__(self, prompt: Sequence[int], identity: Identity, num_outputs: int) -> None:
         self.tokens, digests = follow(prompt, identity, num_outputs)
+        if identity.embeds is not None:
+            self.tokens[: len(prompt)] = [0] * len(prompt)
         self.identity = identity
         self.digests: Words = np.array(digests, dtype=np.uint64)
         self._words: dict[tuple[int, int], Words] = {}

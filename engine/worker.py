@@ -152,7 +152,7 @@ class Worker:
         for new in so.scheduled_new_reqs:
             self.views[new.req_id] = View(
                 list(compat.new_tokens(new)),
-                len(new.prompt_token_ids),
+                compat.prompt_length(new),
                 [np.array(ids, dtype=np.int64) for ids in new.block_ids],
                 self._stream_of(new.req_id),
             )

@@ -57,8 +57,14 @@ class World:
     Orders return whether they had any effect. A world whose transfers obey orders overrides them.
     """
 
-    offers: frozenset[str] = frozenset({"route"})
+    offers: frozenset[str] = frozenset({"route", "restart"})
     """Orders that this world can carry out."""
+
+    crashes = False
+    """Whether an engine may die here without a word: then all that it dealt with is simulated."""
+
+    remembers = False
+    """Whether what it has stored outlives an engine for certain."""
 
     runs_threads = False
     """Whether the target's threads work only when this world lets them, in ``settle``."""
@@ -153,6 +159,17 @@ class World:
     def fail(self, transfers: int, blocks: str, rank: int | None, direction: str = "load") -> bool:
         """Fail the next loads or saves."""
         return False
+
+    def corrupt(self, lookups: int, rank: int | None) -> bool:
+        """Damage some of what the next lookups find, once they have found it."""
+        return False
+
+    def died(self, engine: int) -> int:
+        """An engine is no more; how much is kept in the store for nobody now."""
+        return 0
+
+    def passes(self, seconds: float) -> None:
+        """So much time has passed."""
 
     def calm(self) -> None:
         """Faults off: everything held is released, nothing is withheld any more."""

@@ -203,7 +203,7 @@ class MooncakeWorld(TransportWorld):
             and not self._cut & {read.engine.index, peer.index}
             and read.engine.covers(read.mine, read.lengths)
             and peer.covers(read.theirs, read.lengths)
-            and not self._chosen_to_fail([0], read.engine.rank)
+            and not self._chosen_to_fail([0], read.engine.rank)[0]
         ):
             for mine, theirs, length in zip(read.mine, read.theirs, read.lengths, strict=True):
                 to, source = (theirs, mine) if read.writes else (mine, theirs)

@@ -6,6 +6,7 @@ when the outside world broke and the connector has to say so.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvconform.scenario.actions import Action, Fail, Reset
@@ -34,7 +35,8 @@ class Package:
 
 PACKAGES: tuple[Package, ...] = (
     Package("full-hit", "prompts return: found locally, outside, in both, or with output"),
-    Package("tenants", "prompts return under another cache salt, or with another adapter"),
+    Package("tenants", "prompts return under another salt, or with another adapter or image"),
+    Package("embeds", "prompts come as embeddings of their tokens"),
     Package(
         "delay",
         "transfers stay open and complete later, per request and rank, in any order",
@@ -57,6 +59,12 @@ PACKAGES: tuple[Package, ...] = (
             actions=("drop",), orders=("hold", "drop")),
     Package("forget", "the store forgets between a lookup and its load", legal=False,
             actions=("forget",), orders=("forget",)),
+    Package("corrupt", "what is stored is damaged where it lies", legal=False,
+            actions=("corrupt",), orders=("corrupt", "verifies")),
+    Package("restart", "an engine dies with all that is under way, and starts anew", legal=False,
+            actions=("restart",), orders=("restart",)),
+    Package("redeploy", "all engines start anew with another model or in another layout",
+            actions=("redeploy",), orders=("restart",)),
     Package("shutdown", "engines are shut down with transfers open", actions=("stop",)),
     Package("same-id", "clients use an id again, once its request is over"),
     Package("handover", "one engine prefills, others decode; requests pass between them",
@@ -116,10 +124,14 @@ def select(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def possible(offers: frozenset[str], dialect: bool = False) -> frozenset[str]:
+def possible(
+    offers: frozenset[str], dialect: bool = False, features: Collection[str] = ()
+) -> frozenset[str]:
     """The packages that a world with these orders can carry out.
 
-    Requests pass from a prefill to a decode engine only where the target's ``dialect`` is known.
+    Requests pass from a prefill to a decode engine only where the target's ``dialect`` is known,
+    and what is stored is damaged only for who says, in its ``features``, that it notices.
     """
+    offers |= {"verifies"} & set(features)
     offers |= {"dialect"} if dialect else set()
     return frozenset(p.name for p in PACKAGES if offers.issuperset(p.orders))

@@ -6,12 +6,16 @@ that they would have had, and decides *when* bytes move and whether they do. Sem
 * a transfer that is not held moves its bytes at once, when it is submitted;
 * a held one stays open until it is released; releases come in any order, per rank;
 * who *waits* for a transfer lets time pass until it is done: it is released on the spot;
-* a failed load or save moves none of its failed blocks, and says which they are;
+* a failed load or save moves none of its failed blocks, and says which they are; a torn one moves
+  half of the bytes of each;
 * a transfer that is lost ends when the transport gives it up, with all its blocks failed;
 * a busy store does not answer lookups; the connector has to say ``None``;
 * a full store grants no room for a save;
 * a forgetful store has nothing left of what it has just found, but for what somebody holds;
-* an engine that is cut off can be read by no other, and hears nothing from them.
+* memory of the store fails: a block of what was found is another one from then on;
+* an engine that is cut off can be read by no other, and hears nothing from them;
+* of an engine that has died no byte moves any more, and nobody reads from it; what it kept in the
+  store is given back when the store has not heard of it for long enough.
 
 At each move the blocks' owners are compared with those at the time the transfer was opened.
 """
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvconform.engine import compat
 from kvconform.engine.world import Pending, World
+from kvconform.faults.damage import TearingDevice, rot
 from kvconform.scenario.actions import Direction
 from kvconform.scenario.trace import Event, Kind
 
@@ -33,6 +38,12 @@ if TYPE_CHECKING:
     from kvconform.engine.engine import Engine
 
 _current: TransportWorld | None = None
+
+LEASE_SECONDS = 10.0
+"""How long the store keeps something for one of which it hears nothing any more."""
+
+_HARNESS = "kvconform"
+"""Who pins what is damaged, while it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +81,10 @@ class TransportWorld(World):
 
     offers = frozenset(
         {"route", "repeat", "hold", "release", "drop", "busy", "refuse", "forget", "fail",
-         "fail-save", "cut"}
+         "fail-save", "cut", "corrupt", "restart"}
     )  # fmt: skip
+    crashes = True
+    remembers = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +98,10 @@ class TransportWorld(World):
         self._forgetful = 0
         self._failures: list[_Failure] = []
         self._counts: dict[tuple[str, str, int], int] = {}
-        self._held_there: dict[tuple[str, str], int] = {}
+        self._held_there: dict[tuple[str, str], ObedientTransport] = {}
+        self._orphans: list[tuple[float, str, ObedientTransport]] = []
+        self._damages: list[_Failure] = []
+        self._clock = 0.0
         self._unheard: Counter[int] = Counter()
 
     def begin(self, cluster: Cluster) -> None:
@@ -139,6 +155,34 @@ class TransportWorld(World):
         self._failures.append(_Failure(transfers, blocks, where, direction))
         return True
 
+    def corrupt(self, lookups: int, rank: int | None) -> bool:
+        assert self._cluster is not None
+        where = rank % self._cluster.shape.ranks if rank is not None else None
+        self._damages.append(_Failure(lookups, "first", where, "load"))
+        return True
+
+    def died(self, engine: int) -> int:
+        self.pending = [
+            p for p in self.pending if not (isinstance(p, Open) and p.transport.engine == engine)
+        ]
+        self._unheard.pop(engine, None)
+        left = [(key, t) for key, t in self._held_there.items() if t.engine == engine]
+        for (holder, what), transport in left:
+            del self._held_there[holder, what]
+            self._orphans.append((self._clock + LEASE_SECONDS, holder, transport))
+        return len(left)
+
+    def passes(self, seconds: float) -> None:
+        self._clock += seconds
+        kept = []
+        for deadline, holder, transport in self._orphans:
+            if deadline <= self._clock:
+                transport.inner.unpin(holder)
+                transport.inner.abandon(holder)
+            else:
+                kept.append((deadline, holder, transport))
+        self._orphans = kept
+
     def opened(self, selector: int) -> Open | None:
         opened = [p for p in self.pending if isinstance(p, Open)]
         return opened[-1 - selector % len(opened)] if opened else None
@@ -151,7 +195,9 @@ class TransportWorld(World):
     def calm(self) -> None:
         self._busy = self._refusals = self._forgetful = 0
         self._failures.clear()
+        self._damages.clear()
         self._cut.clear()
+        self.passes(LEASE_SECONDS)
         super().calm()
 
     def open_transfers(self) -> int:
@@ -179,6 +225,22 @@ class TransportWorld(World):
             self._forgetful -= 1
             return True
         return False
+
+    def damages(self, transport: ObedientTransport, key: bytes) -> None:
+        """The store's memory fails where this block lies, if the time has come."""
+        if not self._damages:
+            return
+        damage = self._damages[0]
+        damage.transfers -= 1
+        if not damage.transfers:
+            del self._damages[0]
+        engine = self._engine(transport)
+        ranks = range(engine.shape.ranks) if damage.rank is None else (damage.rank,)
+        transport.inner.store.pin(_HARNESS, (key,))
+        for rank in ranks:
+            rot(transport.inner.store.read(_HARNESS, key, rank) or ())
+        transport.inner.store.unpin(_HARNESS)
+        engine.trace.emit(Event(Kind.CORRUPTED, engine.index, engine.step_number))
 
     def forgot(self, transport: ObedientTransport, blocks: int) -> None:
         """The store has lost so many blocks, but for those that somebody holds."""
@@ -222,7 +284,7 @@ class TransportWorld(World):
 
     def holds(self, transport: ObedientTransport, what: str, holder: str) -> None:
         """Something is kept in the store for this holder from now on."""
-        self._held_there[holder, what] = transport.engine
+        self._held_there[holder, what] = transport
 
     def lets_go(self, what: str, holder: str) -> None:
         """It is kept no longer."""
@@ -230,8 +292,8 @@ class TransportWorld(World):
 
     def kept(self) -> list[tuple[int, str]]:
         # A connector that nobody asks any more cannot hear of its last transfers.
-        return [(engine, f"{what} by {holder}") for (holder, what), engine in
-                self._held_there.items() if not self._unheard[engine]]  # fmt: skip
+        return [(transport.engine, f"{what} by {holder}") for (holder, what), transport in
+                self._held_there.items() if not self._unheard[transport.engine]]  # fmt: skip
 
     def hurry(self, transport: ObedientTransport, transfer_id: str) -> None:
         """The connector waits for this transfer: it is done now."""
@@ -258,7 +320,10 @@ class TransportWorld(World):
 
     def reaches(self, transport: ObedientTransport, source: Any) -> bool:
         """Whether the engine of ``transport`` can reach the one that offers ``source``."""
-        return not self._cut & {transport.engine, _engine_index(source.engine_id)}
+        assert self._cluster is not None
+        index, life = _engine_index(source.engine_id)
+        alive = self._cluster.engines[index].life.number == life
+        return alive and not self._cut & {transport.engine, index}
 
     def _held(self, direction: str, rank: int) -> bool:
         kind = "load" if direction == "pull" else direction
@@ -268,9 +333,14 @@ class TransportWorld(World):
         """The bytes of a transfer move, as far as they do not fail; none of one that is lost."""
         transport, transfer = opened.transport, opened.transfer
         stale = self._engine(transport).memory.stale(transfer.block_ids, opened.epochs)
-        failed = set(transfer.block_ids) if lost else self._failed(transfer, transport)
+        chosen, torn = ((), False) if lost else self._failed(transfer, transport)
+        failed = set(transfer.block_ids) if lost else set(chosen)
         given = frozenset(failed)
-        kept = [i for i, block in enumerate(transfer.block_ids) if block not in failed]
+        kept = [i for i, block in enumerate(transfer.block_ids) if block not in failed or torn]
+        unwritten = []
+        if transfer.direction == "save":
+            saved = [transfer.block_ids[i] for i in kept]
+            unwritten = self._engine(transport).memory.unwritten(transport.rank, saved)
         source, gone = transfer.source, False
         if source is not None:
             reached = self.reaches(transport, source)
@@ -286,6 +356,7 @@ class TransportWorld(World):
                 keys=tuple(transfer.keys[i] for i in kept if transfer.keys),
                 block_ids=tuple(transfer.block_ids[i] for i in kept),
                 source=source,
+                device=TearingDevice(transfer.device, failed) if torn else transfer.device,
             )
         )
         failed.update(outcome.failed_block_ids)
@@ -296,7 +367,9 @@ class TransportWorld(World):
         self._emit(
             Kind.MOVED, opened, stale=stale if kept else [], failed=sorted(failed),
             given=sorted(given),
-            source=transfer.source and _engine_index(transfer.source.engine_id),
+            unwritten=unwritten,
+            counted=self._engine(transport).counted(transfer.request_id, unwritten),
+            source=transfer.source and _engine_index(transfer.source.engine_id)[0],
             read_stale=read_stale,
         )  # fmt: skip
 
@@ -313,23 +386,24 @@ class TransportWorld(World):
         engine, blocks, epochs = self._offers[source.offer_id, rank]
         return bool(self._cluster.engines[engine].memory.stale(blocks, epochs))
 
-    def _failed(self, transfer: Any, transport: ObedientTransport) -> set[int]:
+    def _failed(self, transfer: Any, transport: ObedientTransport) -> tuple[Sequence[int], bool]:
         if not transfer.block_ids:
-            return set()
+            return (), False
         direction = "save" if transfer.direction == "save" else "load"
-        return set(self._chosen_to_fail(transfer.block_ids, transport.rank, direction))
+        return self._chosen_to_fail(transfer.block_ids, transport.rank, direction)
 
     def _chosen_to_fail(
         self, blocks: Sequence[int], rank: int, direction: str = "load"
-    ) -> Sequence[int]:
-        """Those of a transfer's blocks that fail on this rank."""
+    ) -> tuple[Sequence[int], bool]:
+        """Those of a transfer's blocks that fail on this rank, and whether half of each moves."""
         for failure in self._failures:
             if failure.rank in (rank, None) and failure.direction == direction:
                 failure.transfers -= 1
                 if not failure.transfers:
                     self._failures.remove(failure)
-                return {"all": blocks, "first": blocks[:1], "last": blocks[-1:]}[failure.blocks]
-        return ()
+                chosen = {"first": blocks[:1], "last": blocks[-1:]}.get(failure.blocks, blocks)
+                return chosen, failure.blocks == "torn"
+        return (), False
 
     def _engine(self, transport: ObedientTransport) -> Engine:
         assert self._cluster is not None
@@ -373,6 +447,8 @@ class ObedientTransport:
         if found and self.world.forgets():
             self.inner.store.evict(keys[:found])
             self.world.forgot(self, found)
+        if found:
+            self.world.damages(self, keys[found // 2])
         return found
 
     def pin(self, holder: str, keys: Sequence[bytes]) -> Any:
@@ -451,12 +527,14 @@ def connect(
     """
     if _current is None:
         raise RuntimeError("kvconform's transport works only within a run of kvconform")
-    engine = _engine_index(config.kv_transfer_config.engine_id)
+    engine, _ = _engine_index(config.kv_transfer_config.engine_id)
     return ObedientTransport(make_default(), _current, engine, rank)
 
 
-def _engine_index(engine_id: str) -> int:
-    return int(engine_id.lstrip("e").partition("_")[0])
+def _engine_index(engine_id: str) -> tuple[int, int]:
+    """Which engine it is that has this id, and which of its lives."""
+    index, _, life = engine_id.lstrip("e").partition("_")[0].partition("l")
+    return int(index), int(life or 0)
 
 
 def make_world(kind: str) -> World:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from kvconform.scenario.codec import decode, encode
 from kvconform.scenario.errors import UsageError
-from kvconform.scenario.identity import Identity
+from kvconform.scenario.identity import MEDIA_TOKENS, Identity
 from kvconform.scenario.prompt import Prompt
 
 Direction = Literal["load", "save", "route", "any"]
@@ -41,6 +41,10 @@ class Arrive(Action):
         priority: the lower, the sooner, where the shape's policy is ``priority``.
         adapter: the LoRA adapter that it runs with, which makes its KV different too.
         stop: a stop token ends it: this output token is one, counted from 1; None: no stop token.
+        version: which adapter the name stands for: another was loaded in its place.
+        media: an image in its prompt, by name; it takes up to ``MEDIA_TOKENS`` tokens.
+        media_at: position of its first token; 0 where the prompt is too short for that.
+        embeds: its prompt comes as embeddings that this encoder made of the tokens.
         again: the client takes the id of the k-th most recent request that is over, at the engine
             where that was; None, or none is over: a new id.
     """
@@ -54,11 +58,23 @@ class Arrive(Action):
     adapter: str | None = None
     again: int | None = None
     stop: int | None = None
+    version: int = 0
+    media: str | None = None
+    media_at: int = 0
+    embeds: str | None = None
 
     @property
     def identity(self) -> Identity:
-        """Whose KV it is."""
-        return Identity(self.salt, self.adapter)
+        """Whose KV it is, by the model that engines begin with."""
+        fits = self.media_at + MEDIA_TOKENS <= self.prompt.num_tokens
+        return Identity(
+            self.salt,
+            self.adapter,
+            self.version if self.adapter is not None else 0,
+            self.media,
+            self.media_at if self.media is not None and fits else 0,
+            self.embeds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +126,14 @@ class Busy(Action):
 
 @dataclass(frozen=True, slots=True)
 class Fail(Action):
-    """The next ``transfers`` loads, or saves, fail: all their blocks, or the first or last only."""
+    """The next ``transfers`` loads, or saves, fail: all their blocks, or the first or last only.
+
+    ``torn``: half of the bytes of each of its blocks arrive before it fails.
+    """
 
     do: ClassVar[str] = "fail"
     transfers: int = 1
-    blocks: Literal["all", "first", "last"] = "all"
+    blocks: Literal["all", "first", "last", "torn"] = "all"
     rank: int | None = None
     direction: Literal["load", "save"] = "load"
 
@@ -144,6 +163,52 @@ class Forget(Action):
 
     do: ClassVar[str] = "forget"
     lookups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt(Action):
+    """The store's memory fails, behind each of the next ``lookups`` that find something.
+
+    A block of what was found is damaged, on the given rank, or on all.
+    """
+
+    do: ClassVar[str] = "corrupt"
+    lookups: int = 1
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart(Action):
+    """An engine dies with whatever is under way, and starts anew with the same configuration.
+
+    Its requests are lost to their clients; what lies outside the engine outlives it.
+
+    Attributes:
+        engine: which one.
+        clean: it is shut down; else its process dies, and no hook is called any more.
+    """
+
+    do: ClassVar[str] = "restart"
+    engine: int = 0
+    clean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Redeploy(Action):
+    """All engines are shut down and start anew, to serve another model or in another layout.
+
+    What lies outside outlives them, and is of no use to them where it is another model's.
+
+    Attributes:
+        model: the model that they serve from now on.
+        block_size: tokens per KV block; 0: as before.
+        tp: tensor-parallel ranks; 0: as before.
+    """
+
+    do: ClassVar[str] = "redeploy"
+    model: str = ""
+    block_size: Literal[0, 8, 16, 32] = 0
+    tp: Literal[0, 1, 2, 4] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +269,8 @@ class Stop(Action):
 ACTIONS: Mapping[str, type[Action]] = {
     cls.do: cls
     for cls in (
-        Arrive, Abort, Step, Hold, Release, Drop, Busy, Refuse, Forget, Fail, Reset, Tick, Lose,
-        Repeat, Cut, Stop,
+        Arrive, Abort, Step, Hold, Release, Drop, Busy, Refuse, Forget, Corrupt, Fail, Reset, Tick,
+        Lose, Repeat, Cut, Restart, Redeploy, Stop,
     )
 }  # fmt: skip
 

@@ -8,16 +8,21 @@ which depends on whose model gave it: see :func:`follow`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvconform.scenario.identity import Identity
+from kvconform.scenario.identity import MEDIA_TOKENS, Identity
 
 VOCABULARY = 500
 """Token ids lie in ``[FIRST_TOKEN, VOCABULARY)``."""
 
 FIRST_TOKEN = 3
+
+IMAGE_TOKEN = VOCABULARY
+"""What stands for each token of an image: no text has it."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -35,15 +40,24 @@ def token_of(digest: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _seed(identity: Identity) -> int:
-    if identity == Identity():
-        return mix64(0)
+def _mixed(*parts: str | None) -> int:
+    """64 bits that names determine."""
     seed = 1
-    for part in (identity.salt, identity.adapter):
+    for part in parts:
         for byte in (part or "").encode():
             seed = mix64(seed ^ byte)
         seed = mix64(seed ^ (256 if part is None else 257))
     return seed
+
+
+@functools.lru_cache(maxsize=4096)
+def _seed(identity: Identity) -> int:
+    """What all of a prompt's KV depends on; an image counts from its own position on."""
+    whole = dataclasses.replace(identity, media=None, at=0)
+    if whole == Identity():
+        return mix64(0)
+    version = str(identity.version) if identity.version else None
+    return _mixed(identity.salt, identity.adapter, version, identity.embeds, identity.model or None)
 
 
 def follow(
@@ -56,10 +70,13 @@ def follow(
         of all tokens up to that position.
     """
     tokens, digests, digest = list(prompt), [], _seed(identity)
+    at, image = (identity.at, _mixed(identity.media)) if identity.media is not None else (-1, 0)
     for position in range(len(prompt) + num_outputs):
         if position == len(tokens):
             tokens.append(token_of(digest))
         digest = mix64(digest ^ tokens[position])
+        if position == at:
+            digest = mix64(digest ^ image)
         digests.append(digest)
     return tokens, digests
 
@@ -95,8 +112,11 @@ class Prompt:
         return self.length + self.answer + self.tail
 
     def tokens(self, identity: Identity = Identity()) -> tuple[int, ...]:  # noqa: B008 (frozen)
-        """The prompt's token ids, for a request of this identity."""
-        return _tokens(self, identity if self.answer else Identity())
+        """The prompt's token ids, for a request of this identity.
+
+        Those of an image are the same for every image, and no others.
+        """
+        return _tokens(self, identity if self.answer or identity.media else Identity())
 
     def __str__(self) -> str:
         return f"f{self.family}:{self.length}" + "".join(
@@ -107,8 +127,17 @@ class Prompt:
 @functools.lru_cache(maxsize=4096)
 def _tokens(prompt: Prompt, identity: Identity) -> tuple[int, ...]:
     family, length, tail = prompt.family, prompt.length, prompt.tail
-    stream = [token_of(mix64((family << 20) | position)) for position in range(length)]
+    stream = _with_image([token_of(mix64((family << 20) | p)) for p in range(length)], identity)
     if prompt.answer:
         stream, _ = follow(stream, identity, prompt.answer)
     seed = mix64((family << 40) | (length << 20) | tail)
-    return tuple(stream + [token_of(mix64(seed + position)) for position in range(tail)])
+    stream += [token_of(mix64(seed + position)) for position in range(tail)]
+    return tuple(_with_image(stream, identity))
+
+
+def _with_image(tokens: list[int], identity: Identity) -> list[int]:
+    """``tokens`` with those of the identity's image, as far as they reach."""
+    if identity.media is None:
+        return tokens
+    where = range(identity.at, identity.at + MEDIA_TOKENS)
+    return [IMAGE_TOKEN if position in where else t for position, t in enumerate(tokens)]

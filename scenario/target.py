@@ -11,16 +11,17 @@ World = Literal["plain", "transport", "mooncake"]
 Caches = Literal["whole", "pairs"]
 
 FEATURES = ("async", "load-failure", "reset", "events", "stats", "hma", "orders", "pd", "pp",
-            "carry", "keeps")  # fmt: skip
+            "carry", "keeps", "verifies")  # fmt: skip
 """What a target may have; most are found by looking at the class. Only declared are those of
 :data:`DECLARED`:
 
 * ``pp``: it serves pipeline stages;
 * ``carry``: a request may come to its decoder with the first output token in the prompt;
-* ``keeps``: every full block of a request that ended by itself is found again.
+* ``keeps``: every full block of a request that ended by itself is found again;
+* ``verifies``: it notices when what it has stored was damaged.
 """
 
-DECLARED = frozenset({"pp", "carry", "keeps"})
+DECLARED = frozenset({"pp", "carry", "keeps", "verifies"})
 
 
 def _no_options() -> Mapping[str, Any]:

@@ -32,6 +32,11 @@ class Kind(StrEnum):
     BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook
     RESET = "reset"  # running, connector, ok
     FORGOT = "forgot"  # blocks: how many the store has lost that a lookup had just found
+    CORRUPTED = "corrupted"  # a block of what a lookup has just found was damaged in the store
+    RESTARTED = "restarted"  # lost, clean, remembers, orphans: an engine has started anew
+    REDEPLOYED = "redeployed"  # model, block_size, tp: all have, and serve this from now on
+    REFUSED = "refused"  # error, detail: the target does not serve what it was redeployed for
+    STAYED_DOWN = "stayed_down"  # error, detail: it did not start again as it had been before
     FORWARDED = "forwarded"  # after, params: a prefilled request goes on to its decoder
     IDLE = "idle"  # held: nothing happens any more by itself; from now on time passes
     DRAIN = "drain"  # pending: the drain begins

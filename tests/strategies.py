@@ -11,10 +11,13 @@ from kvconform.scenario.actions import (
     Action,
     Arrive,
     Busy,
+    Corrupt,
     Fail,
     Hold,
+    Redeploy,
     Release,
     Reset,
+    Restart,
     Step,
 )
 from kvconform.scenario.prompt import Prompt
@@ -37,7 +40,17 @@ def actions() -> st.SearchStrategy[Action]:
         st.builds(Hold, st.sampled_from(("load", "save", "any")), _rank),
         st.builds(Release, st.none() | st.integers(0, 9)),
         st.builds(Busy, st.integers(1, 5)),
-        st.builds(Fail, st.integers(1, 3), st.sampled_from(("all", "first", "last")), _rank),
+        st.builds(Arrive, prompts(), media=st.sampled_from((None, "x")), media_at=_small),
+        st.builds(Arrive, prompts(), embeds=st.just("x"), adapter=st.just("y"), version=_small),
+        st.builds(Fail, st.integers(1, 3), st.sampled_from(("all", "first", "torn")), _rank),
+        st.builds(Corrupt, st.integers(1, 3), _rank),
+        st.builds(Restart, _small, st.booleans()),
+        st.builds(
+            Redeploy,
+            st.sampled_from(("", "b")),
+            st.sampled_from((0, 8)),
+            st.sampled_from((0, 1, 2)),
+        ),
         st.builds(Reset, st.booleans(), st.booleans(), _small),
     ]
     return st.one_of(kinds)

@@ -17,18 +17,24 @@ from kvconform.conformance.checks import (
     memory,
     metadata,
     progress,
+    restart,
+    saving,
+    sharing,
     transfers,
 )
 from kvconform.conformance.checks.base import Check
 
 ALL: tuple[type[Check], ...] = (
     *hooks.CHECKS,
+    *restart.CHECKS,
     *transfers.CHECKS,
     *lookup.CHECKS,
     *metadata.CHECKS,
     *completion.CHECKS,
     *memory.CHECKS,
     *apart.CHECKS,
+    *saving.CHECKS,
+    *sharing.CHECKS,
     *content.CHECKS,
     *failure.CHECKS,
     *progress.CHECKS,

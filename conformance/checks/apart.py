@@ -23,8 +23,8 @@ class GivenBack(Check):
             self.reached += bool(facts.after) and not event.data["blocks"]
 
     def on_idle(self, event: Event) -> None:
-        if self.ledger.faults["peer-gone"]:
-            return  # it may not have been reached
+        if self.ledger.faults["peer-gone"] or self.ledger.faults["restart"]:
+            return  # it may not have been reached, or nobody was left to tell it
         for name in event.data["held"]:
             facts = self.ledger.requests[name]
             decodes = self.ledger.requests.get(facts.then or "")

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 from kvconform.conformance.checks.base import Check
+from kvconform.conformance.facts import Facts
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.trace import Event
 from kvconform.scenario.violation import Side
 
 _WHERE = "attention"
 
+RULE_OF: Mapping[str, str] = {
+    "other-tenant": "KVC-504",
+    "other-media": "KVC-506",
+    "other-embeds": "KVC-507",
+    "other-model": "KVC-508",
+    "torn": "KVC-502",
+    "rotten": "KVC-605",
+}
+"""The rules of wrong KV whose cause can be read off it."""
+
+_MEANT: Mapping[str, tuple[str, str]] = {
+    "other-tenant": ("KV of {}", "one tenant's KV is served to another"),
+    "other-media": ("KV of {}", "the model sees another image"),
+    "other-embeds": ("KV of {}", "the model is answered another prompt"),
+    "other-model": ("KV of {}", "KV of other weights: wrong tokens, without an error"),
+    "torn": ("KV that was saved whole", "a save that failed was promised all the same"),
+    "rotten": (
+        "a failed load, or KV as it was saved",
+        "damaged KV: wrong tokens, without an error",
+    ),
+}
+"""For each of these what was to be read, and what follows."""
+
 
 class Content(Check):
-    """KVC-501; hands over to KVC-404, 504, 601 and the VLL rules as the evidence says."""
+    """KVC-501; hands over to its neighbours and the VLL rules as the evidence says."""
 
     rule = "KVC-501"
-    also = ("KVC-404", "KVC-504", "KVC-601", "VLL-201", "VLL-203")
+    also = ("KVC-404", "KVC-601", "VLL-201", "VLL-203", *sorted(RULE_OF.values()))
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -51,11 +79,12 @@ class Content(Check):
                 expected=f"the KV of {event.request}, which the engine had written there",
                 why="a load wrote outside the blocks that were allocated for it",
             )  # fmt: skip
-        elif what == "other-tenant":
+        elif what in RULE_OF:
+            expected, why = _MEANT[what]
+            identity = self.ledger.requests[event.request or ""].identity
             self.fail(
-                event, what, rule="KVC-504", where=_WHERE, got=got,
-                expected=f"KV of {self.ledger.requests[event.request or ''].identity}",
-                why="one tenant's KV is served to another",
+                event, what, rule=RULE_OF[what], where=_WHERE, got=got, why=why,
+                expected=expected.format(identity),
             )  # fmt: skip
         elif (
             what == "never-loaded"
@@ -114,21 +143,14 @@ class OnlyPromisedBlocks(Check):
             )  # fmt: skip
 
 
-class Partitioning(Check):
-    """KVC-504: counts its provocation; the evidence comes to :class:`Content`."""
-
-    rule = "KVC-504"
-
-    def on_hook(self, event: Event) -> None:
-        if event.data["name"] == "get_num_new_matched_tokens":
-            facts = self.ledger.requests[event.request or ""]
-            self.reached += facts.foreign >= self.ledger.shape.block_size > facts.known
-
-
 class FoundAgain(Check):
-    """KVC-505."""
+    """KVC-505; KVC-509 for requests that have something of their own beside their tokens."""
 
     rule = "KVC-505"
+
+    def judges(self, facts: Facts) -> bool:
+        """Whether the request is one of those that the rule is for."""
+        return dataclasses.replace(facts.identity, model="") == Identity()
 
     def on_hook(self, event: Event) -> None:
         data = event.data
@@ -136,6 +158,8 @@ class FoundAgain(Check):
             return
         size, answer, local = self.ledger.shape.block_size, data["answer"], data["local"]
         facts = self.ledger.requests[event.request]
+        if not self.judges(facts):
+            return
         if facts.load_failed or local % size or not isinstance(answer, tuple):
             return
         kept = min(self.ledger.kept_tokens(facts), (data["total"] - 1) // size * size)
@@ -145,11 +169,20 @@ class FoundAgain(Check):
         if local + answer[0] < kept:
             self.fail(
                 event, "not found", where="get_num_new_matched_tokens",
-                expected=f"{kept} tokens of {facts.name}, local ones included: requests with these "
-                "tokens have ended, and nothing is being saved any more",
+                expected=f"{kept} tokens of {facts.name} ({facts.identity}), local ones included: "
+                "requests like it have ended, and nothing is being saved any more",
                 got=f"{answer[0]} beyond {local} local ones",
                 why="a cache that does not hit costs room and time, and nobody notices",
             )  # fmt: skip
 
 
-CHECKS = (FoundAgain, Content, OnlyPromisedBlocks, Partitioning)
+class EqualsShare(FoundAgain):
+    """KVC-509."""
+
+    rule = "KVC-509"
+
+    def judges(self, facts: Facts) -> bool:
+        return not super().judges(facts)
+
+
+CHECKS = (FoundAgain, EqualsShare, Content, OnlyPromisedBlocks)

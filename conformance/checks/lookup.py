@@ -28,7 +28,7 @@ class _LookupCheck(Check):
 
     def seen_before(self, facts: Facts) -> bool:
         """Whether at least one block of the prompt was in an earlier one."""
-        return max(facts.known, facts.foreign) >= self.ledger.shape.block_size
+        return facts.seen >= self.ledger.shape.block_size
 
 
 class NotNegative(_LookupCheck):
@@ -58,7 +58,7 @@ class NotTooMuch(_LookupCheck):
 
     def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         total, local = event.data["total"], event.data["local"]
-        known = max(facts.known, facts.foreign)
+        known = facts.seen
         if known and known > len(facts.tokens) - self.ledger.shape.block_size:
             self.reached += 1
         if promised is None or promised <= 0:

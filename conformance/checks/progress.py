@@ -77,6 +77,11 @@ class DoesNotInsist(Check):
         if event.data["new"] in (None, "PREEMPTED"):
             self._loads.pop(event.request or "", None)
 
+    def on_restarted(self, event: Event) -> None:
+        self._loads.clear()
+
+    on_redeployed = on_restarted
+
     def on_hook(self, event: Event) -> None:
         if event.data["name"] == "get_num_new_matched_tokens" and event.request:
             facts = self.ledger.requests[event.request]

@@ -102,6 +102,13 @@ class ReportedWhenDone(Check):
         moved = event.data["transfer"]
         self._of(event, event.data["direction"], event.request or "").discard(moved)
 
+    def on_restarted(self, event: Event) -> None:
+        for key in [k for k in self._open if k[0] == event.engine]:
+            del self._open[key]  # no byte of it moves any more
+
+    def on_redeployed(self, event: Event) -> None:
+        self._open.clear()
+
     def on_ran(self, event: Event) -> None:
         for direction, kind in (("recving", "load"), ("sending", "save")):
             for name in sorted(event.data[direction]):
@@ -141,7 +148,7 @@ class PromisesHold(Check):
     """KVC-108."""
 
     rule = "KVC-108"
-    _outside = ("forget", "expire", "peer-gone", "repeat")
+    _outside = ("forget", "expire", "peer-gone", "repeat", "corrupt", "restart", "redeploy")
     """After these a load may fail that nobody told to."""
 
     def on_moved(self, event: Event) -> None:

@@ -240,7 +240,7 @@ def connect(
     """
     server = None
     if remote.serve and role == KVConnectorRole.SCHEDULER:
-        store = HostStore(settings.capacity_blocks, settings.world_size)
+        store = HostStore(settings.capacity_blocks, settings.world_size, settings.verify)
         try:
             server = StoreServer(store, settings.store, remote)
         except AddressTakenError:

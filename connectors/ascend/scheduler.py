@@ -143,10 +143,11 @@ class SchedulerHalf:
         """Names of the request's full blocks from block ``start`` on.
 
         vLLM's block hashes cover all that KV depends on: the tokens up to the block's end, and the
-        request's salt, adapter and media (DAT-11).
+        request's salt, adapter and media; but not for the model, which engines over one store need
+        not have in common (DAT-11).
         """
-        stop = request.num_tokens // self.settings.block_size
-        return [bytes(block_hash) for block_hash in request.block_hashes[start:stop]]
+        stop, layout = request.num_tokens // self.settings.block_size, self.settings.layout
+        return [layout + bytes(block_hash) for block_hash in request.block_hashes[start:stop]]
 
     def _promise(self, request: Request, local: int, found: int) -> tuple[int, bool]:
         """Blocks to promise of ``found`` ones beyond ``local`` ones, and whether in the background.

@@ -168,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", required=True, help="its name, as the engines configure it")
     parser.add_argument("--world-size", type=int, default=1, help="ranks of each engine")
     parser.add_argument("--capacity-blocks", type=int, default=1024)
+    parser.add_argument("--verify", action="store_true", help="keep a checksum of each block")
     parser.add_argument("--lease-seconds", type=float, default=RemoteStore.lease_seconds)
     parser.add_argument("--max-message-bytes", type=int, default=RemoteStore.max_message_bytes)
     parser.add_argument("--allow-remote", action="store_true", help="serve other machines too")
@@ -181,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         server = StoreServer(
-            HostStore(options.capacity_blocks, options.world_size),
+            HostStore(options.capacity_blocks, options.world_size, options.verify),
             options.store,
             RemoteStore(
                 options.address,

@@ -10,6 +10,8 @@ key                 default  meaning
 ``async_min_blocks`` 2       loads of at least so many blocks run while the request waits; shorter
                              ones are done before the forward
 ``transport``       none     ``package.module:factory``, see ``transport.make_transport``
+``verify``          false    keep a CRC-32 of each shard in the store, and load none that has
+                             changed since, at the cost of reading each once more
 ``offer_seconds``   60       how long an engine that prefills keeps a request's blocks for the one
                              that decodes
 ``offers``          true     false: requests do not pass between engines here. For a child of a
@@ -31,7 +33,8 @@ engines offer at addresses of their own.
 
 With an ``address`` (``tcp://127.0.0.1:7777``, ``ipc:///run/kv-store``) scheduler and workers reach
 the store through ZeroMQ, see ``remote``; several ranks need that. Engines over one store name the
-same ``store``, and must be of one model. With either, these keys count too:
+same ``store``; what they find there is of their own model and layout only. With either, these keys
+count too:
 
 =====================  ========  ==================================================================
 key                    default   meaning
@@ -51,6 +54,7 @@ key                    default   meaning
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -183,6 +187,8 @@ class Settings:
         remote: the store is in another process; None: in this one.
         peers: how its ranks talk to those of other engines, and at which address they offer, or
             at none ("").
+        verify: see the module.
+        layout: names what KV depends on beside a request: model, data type, block size.
         instance: tells the engine from one of the same name before it.
     """
 
@@ -200,6 +206,8 @@ class Settings:
     offers: bool = True
     remote: RemoteStore | None = None
     peers: Endpoint | None = None
+    verify: bool = False
+    layout: bytes = field(default=b"", compare=False)
     instance: str = field(default="", compare=False)
 
     @property
@@ -237,8 +245,17 @@ class Settings:
             offers=_flag(extra, "offers", default=True),
             remote=RemoteStore.read(extra),
             peers=_read_peers(extra, world_size, transfer.is_kv_producer),
+            verify=_flag(extra, "verify"),
+            layout=_layout(vllm_config),
             instance=vllm_config.instance_id,
         )
+
+
+def _layout(vllm_config: VllmConfig) -> bytes:
+    """Names the model and how its KV is laid out, in 8 bytes; the same in every process."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parts = (model.model, model.revision, model.dtype, cache.cache_dtype, cache.block_size)
+    return hashlib.sha256(repr(parts).encode()).digest()[:8]
 
 
 def _count(extra: Mapping[str, Any], key: str, default: int) -> int:

@@ -14,6 +14,7 @@ reserved, never what happens to have that key by then: ``clear`` may have come i
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ Shard = tuple[torch.Tensor, ...]
 @dataclass(eq=False)
 class _Entry:
     shards: dict[int, Shard] = field(default_factory=dict)
+    sums: dict[int, int] = field(default_factory=dict)  # of shards, where they are verified
     pins: int = 0
     doomed: bool = False  # cleared while it was being saved: it never becomes visible
 
@@ -44,14 +46,17 @@ class HostStore:
         capacity_blocks: entries that fit, counting all that take memory: committed ones, reserved
             ones, and cleared ones that are still pinned or being saved.
         world_size: shards that make an entry complete.
+        verify: whether a shard is compared with what was written before it is read. One that has
+            changed is lost, and so is its entry.
     """
 
     _named: ClassVar[WeakValueDictionary[str, HostStore]] = WeakValueDictionary()
     _named_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, capacity_blocks: int, world_size: int) -> None:
+    def __init__(self, capacity_blocks: int, world_size: int, verify: bool = False) -> None:
         self.capacity_blocks = capacity_blocks
         self.world_size = world_size
+        self.verify = verify
         self._lock = threading.Lock()
         self._committed: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
         self._reserved: dict[bytes, _Entry] = {}
@@ -60,7 +65,9 @@ class HostStore:
         self._cleared: set[_Entry] = set()  # no longer committed, still pinned
 
     @classmethod
-    def named(cls, name: str, capacity_blocks: int, world_size: int) -> HostStore:
+    def named(
+        cls, name: str, capacity_blocks: int, world_size: int, verify: bool = False
+    ) -> HostStore:
         """The store that everyone in this process shares under ``name``; it goes with its users.
 
         Raises:
@@ -69,7 +76,7 @@ class HostStore:
         with cls._named_lock:
             store = cls._named.get(name)
             if store is None:
-                store = cls._named[name] = cls(capacity_blocks, world_size)
+                store = cls._named[name] = cls(capacity_blocks, world_size, verify)
         if (store.capacity_blocks, store.world_size) != (capacity_blocks, world_size):
             raise ValueError(
                 f"The store {name!r} holds {store.capacity_blocks} blocks of {store.world_size} "
@@ -125,11 +132,18 @@ class HostStore:
     def read(self, holder: str, key: bytes, rank: int) -> Shard | None:
         """A rank's shard of what ``holder`` pinned under ``key``; None if it pinned no such thing.
 
-        The tensors are the store's own: read only.
+        The tensors are the store's own: read only. None too if they have changed all the same.
         """
         with self._lock:
             entry = self._pinned_by.get(holder, {}).get(key)
-            return entry.shards.get(rank) if entry is not None else None
+            shard = entry.shards.get(rank) if entry is not None else None
+        if entry is None or shard is None or not self.verify or entry.sums[rank] == _sum(shard):
+            return shard
+        with self._lock:
+            if self._committed.get(key) is entry:  # nobody finds it any more
+                del self._committed[key]
+                self._cleared.add(entry)
+        return None
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -159,11 +173,12 @@ class HostStore:
 
         The store takes ``shard`` over: the caller does not write to it any more.
         """
+        checksum = _sum(shard) if self.verify else 0
         with self._lock:
             entry = self._reserved_by.get(holder, {}).get(key)
             if entry is None:
                 return False
-            entry.shards[rank] = shard
+            entry.shards[rank], entry.sums[rank] = shard, checksum
             return True
 
     def commit(self, holder: str) -> None:
@@ -235,3 +250,11 @@ class HostStore:
             if not entry.doomed:
                 del self._reserved[key]
         return entries
+
+
+def _sum(shard: Shard) -> int:
+    """CRC-32 of a shard's bytes."""
+    checksum = 0
+    for tensor in shard:
+        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), checksum)
+    return checksum

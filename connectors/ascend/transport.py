@@ -221,7 +221,9 @@ def make_transport(
     """
 
     def make_default() -> LocalTransport:
-        store = HostStore.named(settings.store, settings.capacity_blocks, settings.world_size)
+        store = HostStore.named(
+            settings.store, settings.capacity_blocks, settings.world_size, settings.verify
+        )
         return LocalTransport(store, rank, Exchange.of(settings, rank))
 
     if settings.remote is not None:

@@ -20,6 +20,7 @@ _STORE = MappingProxyType(
         "transport": "kvconform.faults.transport:connect",
         "store": "{run}",
         "capacity_blocks": "{store_blocks}",
+        "verify": True,
     }
 )
 
@@ -39,7 +40,7 @@ def _zoo(mutant: Mutant) -> Target:
         title=mutant.says,
         shape=mutant.shape,
         dialect=_DIALECT,
-        features=("pp", "carry", "keeps") if mutant.keeps else ("pp", "carry"),
+        features=("pp", "carry", "verifies") + (("keeps",) if mutant.keeps else ()),
         since="0.18.0",
         until="0.33.0",
     )
@@ -104,7 +105,7 @@ KNOWN: tuple[Target, ...] = (
         world="transport",
         title="the reference connector: a store in host memory, and prefill and decode apart",
         dialect=_DIALECT,
-        features=("pp", "carry", "keeps"),
+        features=("pp", "carry", "keeps", "verifies"),
         since="0.18.0",
         until="0.33.0",
     ),

@@ -24,6 +24,7 @@ from kvconform.engine.compat.build import (
 )
 from kvconform.engine.compat.can import supports, supports_groups, vllm_version
 from kvconform.engine.compat.config import (
+    Life,
     build_config,
     concurrent_batches,
     config_state,
@@ -37,6 +38,7 @@ from kvconform.engine.compat.control import (
     shake_hands,
     takes_ids_in_use,
 )
+from kvconform.engine.compat.hashes import tells_apart
 from kvconform.engine.compat.layout import build_kv_cache_config, layer_names
 from kvconform.engine.compat.outputs import (
     REPORTS_FAILED_LOADS,
@@ -61,12 +63,14 @@ from kvconform.engine.compat.wire import (
     new_tokens,
     output_counts,
     preempted,
+    prompt_length,
     resumed,
 )
 
 __all__ = [
     "ABORTS_WITHIN_STEPS",
     "REPORTS_FAILED_LOADS",
+    "Life",
     "Parts",
     "Report",
     "all_tokens",
@@ -96,6 +100,7 @@ __all__ = [
     "no_forward_output",
     "output_counts",
     "preempted",
+    "prompt_length",
     "rank_scope",
     "register_kv_caches",
     "reported",
@@ -107,6 +112,7 @@ __all__ = [
     "supports",
     "supports_groups",
     "takes_ids_in_use",
+    "tells_apart",
     "vllm_version",
     "world_output",
 ]

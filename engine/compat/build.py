@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -25,7 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvconform.engine.compat.fit import fitting
 from kvconform.engine.compat.layout import build_kv_cache_config
-from kvconform.scenario.identity import Identity
+from kvconform.scenario.identity import MEDIA_TOKENS, Identity
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 
@@ -33,6 +36,9 @@ try:
     from vllm.utils.hashing import sha256
 except ImportError:  # 0.11.0
     from vllm.utils import sha256
+
+ENCODER_TOKENS = 4096
+"""What the encoder of images may compute in a step, and keep: more than is ever asked for."""
 
 _arrivals = itertools.count()
 init_none_hash(sha256)
@@ -111,6 +117,9 @@ def build_scheduler(config: VllmConfig, target: Target, shape: Shape) -> Parts:
             log_stats=True,
         )
     )
+    # As for a model that sees: ours has no processor that could be asked how much that takes.
+    scheduler.max_num_encoder_input_tokens = ENCODER_TOKENS
+    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=ENCODER_TOKENS)
     if shape.runner == "v2":
         # The output's shape is the scheduler's to choose; the runner itself would need Triton.
         scheduler.use_v2_model_runner = True
@@ -143,10 +152,28 @@ def _hasher(block_size: int) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _adapter(name: str | None) -> LoRARequest | None:
+def _adapter(name: str | None, version: int) -> LoRARequest | None:
+    """One that takes the place of another comes from another folder."""
     if name is None:
         return None
-    return LoRARequest(name, 1 + zlib.crc32(name.encode()) % 10_000, "never-read")
+    folder = f"never-read-{version}"
+    return LoRARequest(name, 1 + zlib.crc32(name.encode()) % 10_000, folder)
+
+
+def _media(identity: Identity, num_tokens: int) -> list[MultiModalFeatureSpec] | None:
+    """The image in a prompt, as the front end names it; what it shows has been sent before."""
+    if identity.media is None:
+        return None
+    length = min(MEDIA_TOKENS, num_tokens - identity.at)
+    name = zlib.crc32(identity.media.encode()).to_bytes(4, "big").hex() * 8
+    where = PlaceholderRange(offset=identity.at, length=length)
+    return [MultiModalFeatureSpec(None, "image", name, where)]
+
+
+def _embeds(encoder: str, prompt: tuple[int, ...]) -> torch.Tensor:
+    """What an encoder makes of a prompt: a row for each token, shape ``[tokens, 2]``."""
+    which = float(zlib.crc32(encoder.encode()) % 65_536)
+    return torch.tensor([(float(token), which) for token in prompt])
 
 
 def build_request(
@@ -162,6 +189,8 @@ def build_request(
 ) -> Request:
     """A request as the front end would make it: greedy, ended by the token ``stop``.
 
+    Of a prompt that comes as embeddings vLLM does not know the tokens.
+
     ``params`` are its ``kv_transfer_params``.
     """
     sampling = SamplingParams(
@@ -176,14 +205,16 @@ def build_request(
         **fitting(
             Request,
             request_id=request_id,
-            prompt_token_ids=list(prompt),
+            prompt_token_ids=list(prompt) if identity.embeds is None else None,
+            prompt_embeds=None if identity.embeds is None else _embeds(identity.embeds, prompt),
+            mm_features=_media(identity, len(prompt)),
             sampling_params=sampling,
             priority=priority,
             pooling_params=None,
             eos_token_id=None,
             arrival_time=float(next(_arrivals)),  # any increasing number: order decides, not time
             cache_salt=identity.salt,
-            lora_request=_adapter(identity.adapter),
+            lora_request=_adapter(identity.adapter, identity.version),
             block_hasher=_hasher(block_size),
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.config import (
@@ -24,9 +25,26 @@ from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One of the lives of an engine that dies and starts anew.
+
+    Attributes:
+        number: lives before it.
+        model: the model that it serves; empty: the one that engines begin with.
+    """
+
+    number: int = 0
+    model: str = ""
+
+    def name(self, engine: int) -> str:
+        """Its engine's id: a new one each time, as vLLM makes them."""
+        return f"e{engine}l{self.number}" if self.number else f"e{engine}"
+
+
 @functools.lru_cache(maxsize=256)
 def _config(
-    cls: str, role: str, engine: int, rank: int | None, shape: Shape, hybrid: bool
+    cls: str, role: str, engine: int, rank: int | None, shape: Shape, hybrid: bool, life: Life
 ) -> VllmConfig:
     name, path = _found_by(*cls.split(":"))
     parallel = ParallelConfig()
@@ -35,7 +53,7 @@ def _config(
     parallel.pipeline_parallel_size = shape.pp
     parallel.world_size = shape.ranks
     parallel.rank = rank or 0
-    folder = model_dir()
+    folder = model_dir(life.model)
     config = VllmConfig(
         model_config=ModelConfig(
             **fitting(
@@ -77,7 +95,7 @@ def _config(
                 kv_connector=name,
                 kv_connector_module_path=path,
                 kv_role=role,
-                engine_id=f"e{engine}",
+                engine_id=life.name(engine),
                 kv_load_failure_policy=shape.load_failure_policy,
             )
         ),
@@ -120,16 +138,21 @@ def _found_by(module: str, class_name: str) -> tuple[str, str | None]:
 
 
 def build_config(
-    target: Target, engine: int, rank: int | None, shape: Shape, extra: Mapping[str, Any]
+    target: Target,
+    engine: int,
+    rank: int | None,
+    shape: Shape,
+    extra: Mapping[str, Any],
+    life: Life = Life(),
 ) -> VllmConfig:
     """The config of one process of one engine: of a rank, or (None) of the scheduler.
 
-    Built once per shape; ``extra`` is set for this run.
+    Built once per shape and life; ``extra`` is set for this run.
     """
     role = target.role
     if shape.topology == "pd" and role == "kv_both":
         role = "kv_consumer" if engine else "kv_producer"
-    config = _config(target.cls, role, engine, rank, shape, bool(shape.window))
+    config = _config(target.cls, role, engine, rank, shape, bool(shape.window), life)
     assert config.kv_transfer_config is not None
     config.kv_transfer_config.kv_connector_extra_config = _with_role(extra, role)
     return config

@@ -81,9 +81,9 @@ ModelRegistry.register_model(_ARCHITECTURE, _Model)
 
 
 @functools.cache
-def model_dir() -> str:
-    """The folder with the model's config."""
-    text = json.dumps(_MODEL)
+def model_dir(model: str = "") -> str:
+    """The folder with the config of a model; all are of one make, and differ in their weights."""
+    text = json.dumps(_MODEL | ({"_name_or_path": model} if model else {}))
     # Named by what it holds: another kvconform on this machine may want another model.
     name = hashlib.sha256(text.encode()).hexdigest()[:8]
     folder = Path(tempfile.gettempdir()) / f"kvconform-model-{name}"

@@ -9,9 +9,17 @@ from typing import Any
 def new_tokens(new: Any) -> list[int]:
     """All tokens of a request that is new to the workers.
 
-    The second runner gets resumed requests as new ones, with all their tokens.
+    The second runner gets resumed requests as new ones, with all their tokens. Those of a prompt of
+    embeddings are zeros, as the scheduler has them.
     """
-    return getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
+    told = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
+    return told if told is not None else [0] * prompt_length(new)
+
+
+def prompt_length(new: Any) -> int:
+    """Tokens in the prompt of a request that is new to the workers."""
+    prompt = new.prompt_token_ids if new.prompt_token_ids is not None else new.prompt_embeds
+    return len(prompt)
 
 
 def resumed(cached: Any) -> set[str]:

@@ -91,3 +91,16 @@ def test_a_connector_needs_a_transfer_config() -> None:
     config.kv_transfer_config = None
     with pytest.raises(ValueError, match="kv_transfer_config"):
         Settings.read(config, None)
+
+
+def test_models_and_layouts_have_names_of_their_own() -> None:
+    names = {Settings.read(make_config(), None).layout for _ in range(2)}
+    for where, field, value in (
+        ("model_config", "model", "another"),
+        ("model_config", "dtype", torch.float16),
+        ("cache_config", "block_size", 2 * SIZE),
+    ):
+        config = make_config()
+        setattr(getattr(config, where), field, value)
+        names.add(Settings.read(config, None).layout)
+    assert len(names) == 4

@@ -234,3 +234,26 @@ class TestNamed:
             with pytest.raises(ValueError, match="'agreed' holds 4 blocks of 1 ranks"):
                 HostStore.named("agreed", capacity, ranks)
         assert one.capacity_blocks == 4
+
+
+class TestVerify:
+    def test_what_has_changed_is_lost(self) -> None:
+        store = HostStore(4, 2, verify=True)
+        save(store, keys("ab"))
+        store.pin("load", keys("ab"))
+        changed = store.read("load", b"b", 1)
+        assert changed is not None
+        changed[0][0] += 1
+        assert store.read("load", b"b", 1) is None
+        assert read(store, "load", b"b", 0) == 1
+        assert store.lookup(keys("ab")) == 1
+        store.unpin("load")
+        assert store.used_blocks == 1
+
+    def test_shards_of_any_type_are_summed(self) -> None:
+        store = HostStore(4, 1, verify=True)
+        store.reserve("save", keys("a"))
+        store.write("save", b"a", 0, (torch.ones(3, 2, dtype=torch.bfloat16).T,))
+        store.commit("save")
+        store.pin("load", keys("a"))
+        assert store.read("load", b"a", 0) is not None

@@ -39,3 +39,15 @@ def test_poison_tells_where_it_came_from() -> None:
     (word,) = poison(2, [77], [5])
     assert unpoison(int(word)) == (2, 77, 5)
     assert unpoison(int(stream((5, 6), Identity(), 0).words(0, 0)[0, 0])) is None
+
+
+def test_kv_of_an_image_differs_from_its_place_on() -> None:
+    plain, image = (stream((5, 6, 7), i, 0) for i in (Identity(), Identity(media="x", at=1)))
+    same = (plain.words(0, 0) == image.words(0, 0)).all(axis=1)
+    assert same.tolist() == [True, False, False]
+
+
+def test_embeddings_are_zeros_to_vllm_and_differ_all_the_same() -> None:
+    one, two = (stream((5, token), Identity(embeds="x"), 1) for token in (6, 7))
+    assert one.tokens[:2] == two.tokens[:2] == [0, 0]
+    assert not (one.words(0, 0)[1] == two.words(0, 0)[1]).any()

@@ -19,21 +19,26 @@ from kvconform.connectors.zoo import (
     content,
     failure,
     hooks,
+    identity,
     lookup,
     memory,
     metadata,
+    restart,
 )
 from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
     Busy,
+    Corrupt,
     Cut,
     Fail,
     Hold,
     Lose,
+    Redeploy,
     Release,
     Reset,
+    Restart,
     Step,
     Stop,
 )
@@ -82,6 +87,7 @@ class History:
         return f"{self.rule}-{self.cls.__name__}"
 
 
+P = Prompt(0, 40)
 FULL = Shape(num_blocks=8)
 APART = Shape(topology="pd", engines=2)
 TIGHT = Shape(topology="pd", engines=2, num_blocks=8)
@@ -151,15 +157,37 @@ HISTORIES = (
             side="scheduler half"),
     History("KVC-501", content.DoesNotWait, "never-loaded",
             (*saved(17), Hold("load"), a(17), Step())),
-    History("KVC-501", content.SavesTheLastToken, "never-computed",
-            (a(15), Step(3), a(15, 20), Step(3), Reset(running=True), Step(3)),
+    History("KVC-502", WRONG["KVC-502"], "torn",
+            (Fail(1, "torn", direction="save"), a(33), Step(4), Reset(), a(33), Step(3))),
+    History("KVC-503", WRONG["KVC-503"], "not computed", (a(16),)),
+    History("KVC-503", content.SavesTheLastToken, "not computed", (a(15), Step(3)),
             side="scheduler half"),
-    # Seldom met by exploration: what was saved too early is found when what comes before it is.
-    History("KVC-501", books.CountsOn, "never-computed",
-            (a(17), Step(4), Reset(), Fail(), a(70, 4), Step(8),
-             *((Reset(), a(70, 4), Step(8)) * 2)),
+    # Where transfers cannot be seen it shows when what was saved is read.
+    History("KVC-501", content.SavesTheLastToken, "never-computed",
+            (a(15), Step(3), a(15, 20), Step(3), Reset(running=True), Step(3)), seen=False),
+    History("KVC-503", books.CountsOn, "not computed",
+            (a(17), Step(4), Reset(), Fail(), a(70, 4), Step(8)),
             Shape(max_num_batched_tokens=24), side="scheduler half"),
     History("KVC-504", content.KeysOfTokens, "other-tenant", (a(16), Step(2), a(17, salt="b"))),
+    History("KVC-504", identity.ForgetsAdapters, "other-tenant",
+            (a(16), Step(2), Arrive(Prompt(0, 17), adapter="x"))),
+    History("KVC-506", WRONG["KVC-506"], "other-media",
+            (Arrive(P, media="cat"), Step(3), Arrive(P, media="dog"), Step(2))),
+    History("KVC-506", WRONG["KVC-506"], "other-media",
+            (Arrive(P, media="cat", media_at=20), Step(3), Reset(),
+             Arrive(P, media="dog", media_at=20), Step(2))),
+    History("KVC-507", WRONG["KVC-507"], "other-embeds",
+            (Arrive(P, embeds="m"), Step(3), Arrive(P, embeds="n"), Step(2))),
+    History("KVC-507", WRONG["KVC-507"], "other-embeds",  # vLLM has zeros for any
+            (Arrive(P, embeds="m"), Step(3), Arrive(Prompt(1, 40), embeds="m"), Step(2))),
+    History("KVC-508", WRONG["KVC-508"], "other-model",
+            (a(33), Step(3), Redeploy("b"), a(33), Step(2))),
+    History("KVC-509", WRONG["KVC-509"], "not found",
+            (a(33, salt="a"), Step(4), Reset(), a(33, salt="a"), Step())),
+    History("KVC-605", WRONG["KVC-605"], "rotten", (*saved(33), Corrupt(), a(33), Step(3))),
+    History("KVC-808", WRONG["KVC-808"], "RuntimeError", (a(16), Step(), Restart())),
+    History("KVC-808", restart.KeepsAJournal, "of a former life, sending",
+            (Hold("save"), a(16), Step(3), Restart(), a(1), Step()), side="worker half"),
     History("KVC-601", WRONG["KVC-601"], "reported as loaded",
             (*saved(32), Fail(), a(32), Step())),
     History("KVC-601", failure.SwallowsFailures, "reported as loaded",

@@ -14,7 +14,13 @@ from kvconform.connectors.zoo.content import KeysOfTokens, ResetInNameOnly
 from kvconform.connectors.zoo.double_completion import DoubleCompletion
 from kvconform.connectors.zoo.failure import PollsOnlyWhenBusy, RepeatsFailures
 from kvconform.connectors.zoo.hooks import CancelsOnTheWorker, NoErrorsIsNone
-from kvconform.connectors.zoo.identity import HexInOneHalf
+from kvconform.connectors.zoo.identity import (
+    ForgetsEmbeds,
+    ForgetsMedia,
+    ForgetsTheModel,
+    HexInOneHalf,
+    IdsOfTheSalted,
+)
 from kvconform.connectors.zoo.late_failure import LateFailure
 from kvconform.connectors.zoo.leak_on_abort import LeakOnAbort
 from kvconform.connectors.zoo.lease_ignored import LeaseIgnored
@@ -46,6 +52,8 @@ from kvconform.connectors.zoo.metadata import (
     UnpicklableMetadata,
 )
 from kvconform.connectors.zoo.pins import LocksAreASet
+from kvconform.connectors.zoo.restart import LocksTheStore
+from kvconform.connectors.zoo.saving import CommitsWhatFailed, SavesFirst, TrustsItsMemory
 from kvconform.connectors.zoo.state import ExpectsRest, NeverRests
 from kvconform.connectors.zoo.wrong_block import WrongBlock
 
@@ -82,14 +90,22 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-406": RemembersTheDead,
     "KVC-407": SavesTheFirstTable,
     "KVC-501": WrongBlock,
+    "KVC-502": CommitsWhatFailed,
+    "KVC-503": SavesFirst,
     "KVC-504": KeysOfTokens,
     "KVC-505": HexInOneHalf,
+    "KVC-506": ForgetsMedia,
+    "KVC-507": ForgetsEmbeds,
+    "KVC-508": ForgetsTheModel,
+    "KVC-509": IdsOfTheSalted,
     "KVC-601": LateFailure,
     "KVC-602": RepeatsFailures,
     "KVC-603": LeaseIgnored,
+    "KVC-605": TrustsItsMemory,
     "KVC-701": PollsOnlyWhenBusy,
     "KVC-702": NeverRests,
     "KVC-801": ResetInNameOnly,
     "KVC-802": ExpectsRest,
+    "KVC-808": LocksTheStore,
 }
 """Rule id to the connector that breaks it."""

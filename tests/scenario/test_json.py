@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 
 from kvconform.scenario.errors import UsageError
-from kvconform.scenario.prompt import FIRST_TOKEN, VOCABULARY, Prompt
+from kvconform.scenario.identity import Identity
+from kvconform.scenario.prompt import FIRST_TOKEN, IMAGE_TOKEN, VOCABULARY, Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.violation import Fingerprint, Violation, is_rule_id
@@ -61,6 +62,15 @@ def test_prompts_of_a_family_share_their_stream() -> None:
     assert Prompt(3, 20, 5).tokens()[:20] == short
     assert Prompt(3, 20, 5).tokens()[20:] != long[20:25]
     assert len(Prompt(3, 20, 5).tokens()) == Prompt(3, 20, 5).num_tokens == 25
+
+
+def test_tokens_of_images_are_the_same_for_every_image() -> None:
+    text = Prompt(7, 40).tokens()
+    one, other = (Prompt(7, 40).tokens(Identity(media=name, at=20)) for name in "xy")
+    assert one == other
+    assert {one[p] == text[p] for p in range(40) if p not in range(20, 28)} == {True}
+    assert set(one[20:28]) == {IMAGE_TOKEN}
+    assert Prompt(7, 5).tokens(Identity(media="x")) == (IMAGE_TOKEN,) * 5
 
 
 def test_tokens_lie_in_the_vocabulary() -> None:

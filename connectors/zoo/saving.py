@@ -1,0 +1,124 @@
+"""Saves that are not whole, not due, or not made; and what is not looked at when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvconform.connectors.ascend.connector import AscendConnector
+from kvconform.connectors.ascend.device import Device
+from kvconform.connectors.ascend.metadata import StepJobs
+from kvconform.connectors.ascend.scheduler import SchedulerHalf
+from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.store import Shard
+from kvconform.connectors.ascend.transport import Transport
+from kvconform.connectors.ascend.worker import WorkerHalf
+from kvconform.connectors.zoo.memory import _SavesAtOnce, _SentByNobody
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.request import Request
+
+
+class _CommitsWhatFailed(SchedulerHalf):
+    def _settle(self, closed: Any) -> None:
+        closed.failed &= closed.job.direction != "save"
+        super()._settle(closed)
+
+
+class CommitsWhatFailed(AscendConnector):
+    """A save that has ended may be found, whether it has failed or not (KVC-502)."""
+
+    scheduler_half_class = _CommitsWhatFailed
+
+
+class _SavesFirst(_SentByNobody):
+    def begin_step(self, step: StepJobs) -> None:
+        super().begin_step(step)
+        self._start("save")
+
+
+class SavesFirst(AscendConnector):
+    """What a step computes is saved when its metadata comes: before the forward.
+
+    KVC-503; B-100.
+    """
+
+    scheduler_half_class = _SavesAtOnce
+    worker_half_class = _SavesFirst
+
+
+class _HalfABlock:
+    """Kernels have blocks of half the size, and the connector counts as many of them."""
+
+    def __init__(self, inner: Device) -> None:
+        self.inner = inner
+
+    def write(self, block_ids: Sequence[int], shards: Sequence[Shard]) -> None:
+        before = self.inner.read(block_ids)
+        for shard, old in zip(shards, before, strict=True):
+            for new, kept in zip(shard, old, strict=True):
+                half = new.shape[-2] // 2  # heads, tokens, K and V
+                kept[..., :half, :].copy_(new[..., :half, :])
+        self.inner.write(block_ids, before)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _CopiesHalf(WorkerHalf):
+    def __init__(self, settings: Settings, transport: Transport, device: Device, rank: int) -> None:
+        halved: Any = _HalfABlock(device)
+        super().__init__(settings, transport, halved, rank)
+
+
+class CopiesHalf(AscendConnector):
+    """The scheduler's block is taken for the kernel's, of which it has two (KVC-501; B-074)."""
+
+    worker_half_class = _CopiesHalf
+
+
+class _TrustsItsMemory(SchedulerHalf):
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        super().__init__(settings, transport)
+        outside: Any = transport
+        outside.store.verify = False
+
+
+class TrustsItsMemory(AscendConnector):
+    """Checksums are kept, and never compared (KVC-605)."""
+
+    scheduler_half_class = _TrustsItsMemory
+
+
+class _TwoOfEach(SchedulerHalf):
+    def _final_blocks(self, request: Request, block_ids: list[int]) -> int:
+        return min(2, super()._final_blocks(request, block_ids))
+
+
+class TwoOfEach(AscendConnector):
+    """Two blocks of a request are saved at once, and what is left over never (KVC-505; B-127)."""
+
+    scheduler_half_class = _TwoOfEach
+
+
+class _OnlyWhatItComputes(SchedulerHalf):
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        cached = bool(num_external_tokens or self._lives[request.request_id].local_blocks)
+        self.__dict__.setdefault("_cached", {})[request.request_id] = cached
+
+    def _save(self, request: Request, life: Any, block_ids: list[int]) -> bool:
+        cached = self.__dict__.get("_cached", {}).pop(request.request_id, False)
+        return False if cached else super()._save(request, life, block_ids)
+
+
+class OnlyWhatItComputes(AscendConnector):
+    """A save begins when the whole prompt has been scheduled, which it is not after a hit.
+
+    KVC-505; B-187.
+    """
+
+    scheduler_half_class = _OnlyWhatItComputes

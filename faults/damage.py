@@ -1,0 +1,59 @@
+"""Bytes that do not get across, and bytes that change where they lie.
+
+What is damaged is marked, so that whoever reads it is known to have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvconform.engine.oracle import ROTTEN, TORN
+
+
+class TearingDevice:
+    """A rank's KV memory behind a wire that breaks: of some blocks half of the bytes get across.
+
+    Args:
+        inner: the memory.
+        torn: device blocks of which the second half stays what it was.
+    """
+
+    def __init__(self, inner: Any, torn: Container[int]) -> None:
+        self._inner = inner
+        self._torn = torn
+
+    def read(self, block_ids: Sequence[int]) -> Any:
+        """The KV of these blocks; what did not get across is marked, so that it is recognised."""
+        shards = self._inner.read(block_ids)
+        for block, shard in zip(block_ids, shards, strict=True):
+            for words in _words(shard) if block in self._torn else ():
+                words[len(words) // 2 :] = TORN
+        return shards
+
+    def write(self, block_ids: Sequence[int], shards: Sequence[Any]) -> None:
+        """Overwrite the KV of these blocks, or of their first halves."""
+        before = self._inner.read(block_ids)
+        halves = []
+        for block, shard, old in zip(block_ids, shards, before, strict=True):
+            if block in self._torn:
+                for new, words in zip(_words(shard), _words(old), strict=True):
+                    words[: len(words) // 2] = new[: len(words) // 2]
+            halves.append(old if block in self._torn else shard)
+        self._inner.write(block_ids, halves)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def rot(shard: Iterable[Any]) -> None:
+    """The memory that a shard lies in fails."""
+    for words in _words(shard):
+        words[:] = ROTTEN
+
+
+def _words(shard: Iterable[Any]) -> list[Any]:
+    """The 64-bit words of a shard's tensors, each flat and in place."""
+    return [tensor.numpy().reshape(-1).view(np.uint64) for tensor in shard]
