@@ -13,7 +13,8 @@ SPOILS = ("full", "fail-save", "fail-load", "lost", "forget")
 class Kept:
     """Prompts and outputs of requests that have ended by themselves.
 
-    Where prefill and decode are apart nothing is said of the store.
+    Where prefill and decode are apart nothing is said of the store; neither where a window lets
+    blocks go before they can be saved.
 
     Args:
         shape: the run's.
@@ -50,6 +51,10 @@ class Kept:
             self._prefixes.add(left.whole[: blocks * size], left.identity)
         if not saving:
             self._left.clear()
-        if self._shape.topology != "store" or self._taken > self._shape.store_blocks:
+        if (
+            self._shape.topology != "store"
+            or self._shape.window
+            or self._taken > self._shape.store_blocks
+        ):
             return 0
         return self._prefixes.shared(facts.tokens, facts.identity)[0] // size * size

@@ -37,8 +37,8 @@ class Blame:
         connector: whether the connector owes it (else vLLM).
         kind: ``never-loaded``, ``never-computed``, ``other-tenant``, ``other-tokens``,
             ``other-rank``, ``zeros``, ``garbage`` for a load that was promised; ``overwritten`` for
-            a block that was not the connector's to write; ``failed-load-used`` and
-            ``stale-block`` for vLLM.
+            a block that was not the connector's to write; ``failed-load-used``,
+            ``stale-block`` and ``null-block`` for vLLM.
         text: what was found there.
     """
 
@@ -58,6 +58,8 @@ def blame(
         reader: the stream of the request that read it.
         streams: every request of the run with its stream, to recognise foreign KV.
     """
+    if not found.block:
+        return Blame(False, "null-block", "vLLM's null block: it had given back what is read here")
     head = memory.head(found.rank, found.local_head)
     actual = np.array(found.actual, dtype=np.uint64)
     own = np.array_equal(actual, memory.engine_wrote(found.block, found.slot, found.layer, head))

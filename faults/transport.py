@@ -11,7 +11,8 @@ that they would have had, and decides *when* bytes move and whether they do. Sem
 * a busy store does not answer lookups; the connector has to say ``None``;
 * a full store grants no room for a save;
 * a forgetful store has nothing left of what it has just found, but for what somebody holds;
-* an engine that is cut off can be read by no other, and hears nothing from them.
+* an engine that is cut off can be read by no other, and hears nothing from them;
+* where vLLM cannot be told of it, as with several KV groups before 0.32, no load fails.
 
 At each move the blocks' owners are compared with those at the time the transfer was opened.
 """
@@ -129,19 +130,31 @@ class TransportWorld(World):
         self._refusals += saves
         return True
 
+    def _may_fail_loads(self) -> bool:
+        """Whether vLLM can be told of it at all: until 0.27 not with several KV groups."""
+        assert self._cluster is not None
+        return self._cluster.shape.groups == 1 or compat.NAMES_FAILED_REQUESTS
+
     def forget(self, lookups: int) -> bool:
+        if not self._may_fail_loads():
+            return False
         self._forgetful += lookups
         return True
 
     def fail(self, transfers: int, blocks: str, rank: int | None, direction: str = "load") -> bool:
         assert self._cluster is not None
         where = rank % self._cluster.shape.ranks if rank is not None else None
+        if direction != "save" and not self._may_fail_loads():
+            return False
         self._failures.append(_Failure(transfers, blocks, where, direction))
         return True
 
     def opened(self, selector: int) -> Open | None:
-        opened = [p for p in self.pending if isinstance(p, Open)]
+        opened = [p for p in self.pending if isinstance(p, Open) and self._may_lose(p)]
         return opened[-1 - selector % len(opened)] if opened else None
+
+    def _may_lose(self, opened: Open) -> bool:
+        return opened.transfer.direction == "save" or self._may_fail_loads()
 
     def drop(self, transfer: Pending) -> None:
         assert isinstance(transfer, Open)

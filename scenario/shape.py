@@ -90,11 +90,16 @@ class Shape:
         """Worker halves of an engine."""
         return self.tp * self.pp
 
+    @property
+    def groups(self) -> int:
+        """KV groups."""
+        return 2 if self.window else 1
+
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of ``num_tokens`` in all can ever run alone in this pool.
 
         A second KV group takes blocks of the same pool; a window's blocks are given back as it
         moves on, but may all be held at once while the prompt is admitted.
         """
-        blocks = -(-num_tokens // self.block_size) * (2 if self.window else 1)
+        blocks = -(-num_tokens // self.block_size) * self.groups
         return num_tokens <= self.max_model_len and blocks <= self.num_blocks - 1

@@ -39,6 +39,7 @@ from kvconform.engine.compat.control import (
 )
 from kvconform.engine.compat.layout import build_kv_cache_config, layer_names
 from kvconform.engine.compat.outputs import (
+    NAMES_FAILED_REQUESTS,
     REPORTS_FAILED_LOADS,
     Report,
     awaited,
@@ -65,6 +66,7 @@ from kvconform.engine.compat.wire import (
 
 __all__ = [
     "ABORTS_WITHIN_STEPS",
+    "NAMES_FAILED_REQUESTS",
     "REPORTS_FAILED_LOADS",
     "Parts",
     "Report",
