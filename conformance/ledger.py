@@ -220,7 +220,7 @@ class Ledger:
             size = self.shape.block_size
             low, high = event.data["local"], event.data["local"] + event.data["external"]
             facts.blocks = tuple(
-                b for ids in event.data["blocks"] for b in ids[low // size : -(-high // size)]
+                b for ids in event.data["blocks"] for b in ids[low // size : -(-high // size)] if b
             )
             facts.planned = None
             facts.load_is_async = event.data["async"]
