@@ -301,9 +301,9 @@ class Ledger:
             facts.ended_loading = facts.loading
             facts.by_itself = event.data["status"] in BY_ITSELF
             blocks = event.data["blocks"]
-            grouped = isinstance(blocks, tuple)
-            facts.left_blocks = len((blocks[0] if blocks else ()) if grouped else blocks)
-            self._kept.takes(facts.left_blocks)
+            tables = blocks if isinstance(blocks, tuple) else (blocks,)
+            facts.left = tuple(tuple(table) for table in tables)
+            self._kept.takes(sum(len(table) for table in facts.left))
 
     def _after_ran(self, event: Event) -> None:
         self.world_version += 1

@@ -520,7 +520,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "KVC-602", "only own blocks are reported as failed",
-        "Reported block ids belong to a load of that step or to one that is still open.",
+        "Reported block ids belong to a load of that step or to one that is still open; reported "
+        "requests, to one that is open.",
         _W, "a failed load was reported",
         packages=FAILING, features=frozenset({"load-failure", "orders"}),
         source="v1/core/sched/scheduler.py _update_requests_with_invalid_blocks: every request "

@@ -25,8 +25,8 @@ class NamesFailedRequests(Check):
                 event, "blocks named", where="get_block_ids_with_load_errors",
                 expected="the requests whose loads failed, in failed_recving, and no block ids",
                 got=f"block {min(data['invalid'])}",
-                why="vLLM cannot tell whose block of which group that is: its scheduler raises, and "
-                "the engine core dies",
+                why="vLLM cannot tell whose block of which group that is: its scheduler raises, "
+                "and the engine core dies",
             )  # fmt: skip
         early = sorted(data["failed"] - data["recving"])
         if early:
