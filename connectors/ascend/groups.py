@@ -73,6 +73,11 @@ class Groups:
         )
 
     @staticmethod
+    def is_there(block: int) -> bool:
+        """Whether a table has a block here."""
+        return block != NULL_BLOCK
+
+    @staticmethod
     def key(group: int, block_hash: bytes) -> bytes:
         """The name in the store of a block of a group; of the first group it is the hash itself."""
         return bytes(block_hash) + bytes([group] if group else [])

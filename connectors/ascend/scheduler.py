@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvconform.connectors.ascend.carrier import delivered
-from kvconform.connectors.ascend.groups import NULL_BLOCK, are_there
+from kvconform.connectors.ascend.groups import are_there
 from kvconform.connectors.ascend.lives import FINISHED_ON_ITS_OWN, Life, OpenJob, Tables
 from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs
 from kvconform.connectors.ascend.settings import Settings
@@ -204,7 +204,7 @@ class SchedulerHalf:
             return None  # until 0.23 a preempted request may end, with a token that was under way
         # Of a window, what is null was given back: whoever needs it sees that, see ``are_there``.
         tables = [list(table[:count]) for table in life.tables[1:]]
-        others = [block for table in tables for block in table if block != NULL_BLOCK]
+        others = [block for table in tables for block in table if self.groups.is_there(block)]
         job_id = self._new_id("offer")
         self._plan(job_id, request, life, "offer", (), [*blocks, *others])
         address = self.settings.offer_address
@@ -256,7 +256,9 @@ class SchedulerHalf:
         keys, block_ids = self._keys(request, 0)[:final], list(block_ids[:final])
         for group, table in enumerate(life.tables[1:], 1):
             for block_hash, block in zip(request.block_hashes, table[:final], strict=False):
-                if block != NULL_BLOCK:  # a window has given back what it does not see any more
+                if self.groups.is_there(
+                    block
+                ):  # a window has given back what it does not see any more
                     keys.append(self.groups.key(group, block_hash))
                     block_ids.append(block)
         job_id = self._new_id("save")
