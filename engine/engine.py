@@ -462,7 +462,7 @@ class Engine:
     def _hand_over(self, blocks: list[int], name: str) -> None:
         """Blocks change hands; not those, if vLLM is right, of a request that it keeps."""
         for kept in self._kept - {name}:
-            lost = sorted(set(blocks).intersection(self._held.get(kept, ())))
+            lost = sorted(set(blocks).intersection(self._held.get(kept, ())) - {0})
             if lost:
                 self.trace.emit(
                     Event(
