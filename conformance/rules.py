@@ -695,7 +695,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "VLL-203", "a request's blocks hold its own KV",
         "Blocks that the engine wrote itself are given only to requests with that prefix. Known to "
-        "fail: V-08, to 0.17.0 an asynchronous load counts for whole blocks, whatever it promised.",
+        "fail: V-08, to 0.17.0 an asynchronous load counts for whole blocks, whatever it promised; "
+        "of a load to a prompt's end, where the next token's window begins with a block, vLLM has "
+        "given back what its last token sees, and computes that again "
+        "(v1/core/sched/scheduler.py _update_waiting_for_remote_kv).",
         _V, "any step",
         source="v1/core/sched/scheduler.py schedule, allocate_slots; v1/core/kv_cache_manager.py",
         help="Look for the step in which the block was handed to its owner, and for what vLLM took "

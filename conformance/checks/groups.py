@@ -89,10 +89,12 @@ class LoadsEveryGroup(Check):
             return
         for name in sorted(event.data["recving"] - event.data["failed"]):
             facts = self.ledger.requests.get(name)
-            if facts is None or not facts.loading or facts.ended or facts.engine != event.engine:
+            moved = self._moved.get((event.engine, event.rank, name))
+            # Where nothing is seen to move, what attention reads has to tell.
+            if moved is None or facts is None or not facts.loading or facts.ended:
                 continue
             self.reached += 1
-            left = set(facts.blocks) - self._moved[event.engine, event.rank, name]
+            left = set(facts.blocks) - moved
             if left:
                 told = facts.planned
                 unplanned = told is None or (bool(told) and not left <= told)
