@@ -177,7 +177,8 @@ def shapes_text(shapes: Mapping[str, int]) -> str:
     for pair, count in sorted(shapes.items()):
         name, _, value = pair.partition("=")
         fields.setdefault(name, []).append(f"{value} ×{count}")
-    shown = ("topology", "engines", "tp", "pp", "async_scheduling", "policy", "runner")
+    shown = ("topology", "engines", "tp", "pp", "async_scheduling", "policy", "runner",
+             "window")  # fmt: skip
     return "; ".join(f"{name} {', '.join(fields[name])}" for name in shown if name in fields)
 
 
