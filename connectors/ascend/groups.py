@@ -7,7 +7,6 @@ block stands for them in its table. What is promised has to be there in every gr
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,12 @@ NAMES_FAILED_REQUESTS = hasattr(base.KVConnectorBase_V1, "get_transfer_results")
 """Whether this vLLM can be told that the load of a request has failed (since 0.32).
 
 With several groups it can be told of it in no other way: block ids say nothing of a request then.
+"""
+
+LOADS_SEVERAL = hasattr(base.KVConnectorBase_V1, "build_connector_worker_meta")
+"""Whether this vLLM can load several groups: it came with that hook, in 0.18.
+
+To 0.13 a load would have to fill what no window sees, and 0.17 dies when one has ended.
 """
 
 if hasattr(base, "SupportsHMA"):
@@ -92,19 +97,13 @@ def are_there(tables: Sequence[Sequence[int]], places: Sequence[tuple[int, int]]
 
 
 def check_loads(vllm_config: Any) -> None:
-    """Refuse several groups where this vLLM cannot do with what a window needs.
+    """Refuse several groups where this vLLM cannot load them, or not in this role.
 
     Raises:
-        ValueError: it does not serve several groups, or not in this role.
+        ValueError: it cannot.
     """
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-
-    admits = inspect.signature(KVCacheManager.allocate_slots).parameters
-    if "num_external_computed_tokens" not in admits:
-        raise ValueError(  # until 0.13 every block of a window group would have to be loaded
-            "AscendConnector serves one KV cache group with this vLLM, which knows of no load that "
-            "leaves out what a window does not need"
-        )
+    if not LOADS_SEVERAL:
+        raise ValueError("AscendConnector serves one KV cache group with this vLLM")
     transfer = vllm_config.kv_transfer_config
     apart = not (transfer.is_kv_producer and transfer.is_kv_consumer)
     if apart and not NAMES_FAILED_REQUESTS:

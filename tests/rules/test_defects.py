@@ -99,7 +99,7 @@ DEFECTS = (
     Defect(  # not in the list either
         "what its last token sees", "VLL-203", "",
         (Arrive(Prompt(0, 48)), Step(4), Reset(), Arrive(Prompt(0, 48))),
-        Shape(window=17), LoadsToTheEnd, since="0.17.0",
+        Shape(window=17), LoadsToTheEnd, since="0.18.0",
     ),
     Defect(
         "V-09", "VLL-101", "0.11.0",
