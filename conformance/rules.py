@@ -331,7 +331,7 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-001", "B-002"),
         help="Ask the request to be kept (return True from request_finished) for as long as you "
         "will report it.",
-        since="0.18.0",  # before it forgets a request that is aborted while it is loading
+        since="0.17.0",  # before it forgets a request that is aborted while it is loading
     ),
     Rule(
         "KVC-302", "only finished or waiting requests are received",
@@ -364,7 +364,7 @@ RULES: tuple[Rule, ...] = (
         "_update_from_kv_xfer_finished",
         incidents=("B-002", "B-154", "B-067"),
         help="Keep polling an aborted load; report it when the transport has let go of its blocks.",
-        since="0.18.0",  # before it does not wait for the completion
+        since="0.17.0",  # before it does not wait for the completion
     ),
     Rule(
         "KVC-305", "sends pair with request_finished",
