@@ -21,7 +21,7 @@ key                 default  meaning
 ``async_min_blocks = 1`` puts every load in the background. Prefer it where loads may fail: vLLM (up
 to 0.33 at least) recovers from a failed background load, but after a failed one before the forward
 it may serve KV that was never loaded (if the request is aborted then), and under async scheduling
-it miscounts the request's tokens.
+it miscounts the request's tokens. With several KV cache groups all loads run in the background.
 
 With an ``offer_address`` (``tcp://127.0.0.1:7000``, ``ipc:///run/kv-prefill``) each rank of an
 engine that prefills serves its offers itself, see ``peers``: rank r at port 7000 + r, or at the
