@@ -32,8 +32,9 @@ Numbers are those of the public defects that the zoo cites.
 * Of vLLM's scheduler and runner: B-006, B-009 to B-012, B-015 to B-019, B-022 to B-024, B-028,
   B-030, B-033, B-035, B-037, B-038, B-043, B-047, B-086, B-201. Each rule of what vLLM owes has a
   wrong scheduler; releases that have a defect are shown with it (`tests/rules/test_defects.py`).
-* Of several KV groups: B-025, B-026, B-029, B-031, B-032, B-048, B-049, B-114, B-119 to B-121,
-  B-126, B-177, B-179, B-181, B-190. No shape with several groups is drawn yet.
+* Of several KV groups: B-029 and B-126, blocks that a window lets go too early, for steps run one
+  after another here; B-031, B-032, B-048 and B-181, of recurrent states and of zeroing, which are
+  not simulated; B-121, of drafts.
 * Of compositions: B-046, B-052, B-054 to B-056, B-059, B-061. No composition is drawn yet.
 * Of streams and devices: B-091, B-100, B-125; of layouts: B-068, B-072 to B-074, B-178. What they
   need is not simulated yet.

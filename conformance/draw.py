@@ -10,6 +10,9 @@ from hypothesis.strategies import SearchStrategy
 
 from kvconform.scenario.shape import Shape, takes_drafts
 
+_WINDOWS = (8, 16, 24, 40)
+"""Widths in tokens: below a block of 16, one of them, and between blocks."""
+
 Draw = Callable[[SearchStrategy[Any]], Any]
 
 
@@ -19,8 +22,8 @@ def shapes(
     """Shapes for a run with these fault packages; ``fixed`` fields are not drawn.
 
     ``features`` are the target's: pipeline stages only where it claims ``pp``, routers that carry
-    the first token over only where it claims ``carry``. What the installed vLLM does not have is
-    not drawn.
+    the first token over only where it claims ``carry``, a second KV group where it has ``hma``.
+    What the installed vLLM does not have is not drawn.
     """
     from kvconform.engine import compat  # needs vLLM: not at import
 
@@ -33,13 +36,18 @@ def shapes(
         apart = "handover" in packages and draw(st.booleans())
         apart = fixed.get("topology", "pd" if apart else "store") == "pd"
         pp = draw(st.sampled_from((1, 1, 1, 2))) if "pp" in features else 1
+        window = fixed.get("window", 0)
+        if "hma" in features and "window" not in fixed and compat.supports("window", _WINDOWS[0]):
+            window = draw(st.sampled_from((*[0] * 12, *_WINDOWS)))
         size = draw(st.sampled_from((16, 16, 16, 16, 16, 8, 32, 64, 1)))
         size = fixed.get("block_size", size)
         small, large = max(1, 16 // size), max(1, size // 16)  # as many tokens, about
         drafts = draw(st.sampled_from([n for n in (0, 1, 3) if compat.supports("drafts", n)]))
+        # The second group takes blocks of the same pool.
+        few = draw(st.integers(8, 14)) + (6 if window else 0) if tight else 64
         fields: dict[str, Any] = {
             "block_size": size,
-            "num_blocks": (draw(st.integers(8, 14)) if tight else 64) * small,
+            "num_blocks": few * small,
             "store_blocks": (draw(st.sampled_from((4, 8, 256))) if tight else 256) * small,
             "tp": draw(st.sampled_from((1, 1, 1, 2, 2, 4))),
             "pp": pp,
@@ -56,6 +64,7 @@ def shapes(
             "lookahead": drafts > 0 and draw(st.booleans()),
             "prefix_caching": draw(st.sampled_from((True, True, True, False))),
             "load_failure_policy": draw(had("load_failure_policy", "recompute", "fail")),
+            "window": window,
         }
         fields |= dict(fixed)
         plain = takes_drafts(fields["runner"], fields["pp"], fields["async_scheduling"])

@@ -40,7 +40,7 @@ class Facts:
         load_failed: blocks of a load of it failed.
         by_itself: it has ended at its limit or by a stop token.
         life: resets of connectors' caches before it arrived.
-        left_blocks: blocks of the first KV group that it had at its end.
+        left: blocks that it had at its end, per KV group; empty: it had none.
         lost: its client went away before it was forwarded.
         known: leading tokens of its prompt that an earlier request of the same identity has, in its
             prompt or its output.
@@ -90,7 +90,7 @@ class Facts:
     prefills: bool = False
     by_itself: bool = False
     life: int = 0
-    left_blocks: int = 0
+    left: tuple[tuple[int, ...], ...] = ()
     lost: bool = False
     died: bool = False
     load_failed: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvconform.conformance.facts import Facts
 from kvconform.conformance.prefixes import Prefixes
+from kvconform.scenario.identity import Identity
 from kvconform.scenario.shape import Shape
 
 SPOILS = ("full", "fail-save", "fail-load", "lost", "forget", "corrupt")
@@ -13,7 +14,9 @@ SPOILS = ("full", "fail-save", "fail-load", "lost", "forget", "corrupt")
 class Kept:
     """Prompts and outputs of requests that have ended by themselves.
 
-    Where prefill and decode are apart nothing is said of the store.
+    Where prefill and decode are apart nothing is said of the store. Where a KV group has a window,
+    what it has let go cannot be saved at the end: a prompt is found that goes on behind all that
+    a request has left, if that had the whole window at its end.
 
     Args:
         shape: the run's.
@@ -25,6 +28,7 @@ class Kept:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self._prefixes = Prefixes()
+        self._whole: list[tuple[tuple[int, ...], Identity]] = []
         self._left: list[Facts] = []
         self._spoiled = False
         self._taken = 0  # blocks, at most; those that were forgotten may take room still
@@ -40,6 +44,7 @@ class Kept:
     def forget(self) -> None:
         """The store has been emptied."""
         self._prefixes = Prefixes()
+        self._whole.clear()
         self._left.clear()
 
     def tokens(self, facts: Facts, saving: bool) -> int:
@@ -52,6 +57,14 @@ class Kept:
         if self._spoiled or self.shape.topology != "store" or self._taken > self.shape.store_blocks:
             return 0
         size = self.shape.block_size
+        if self.shape.window:
+            longest = (len(facts.tokens) - 1) // size * size
+            found = (
+                len(tokens) for tokens, identity in self._whole
+                if len(tokens) <= longest and identity == facts.identity
+                and facts.tokens[: len(tokens)] == tokens
+            )  # fmt: skip
+            return max(found, default=0)
         return self._prefixes.shared(facts.tokens, facts.identity)[0] // size * size
 
     def died(self, saving: bool, remembers: bool, orphans: bool) -> None:
@@ -71,9 +84,22 @@ class Kept:
 
     def _count(self) -> None:
         """All that was left is there."""
-        size = self.shape.block_size
         for left in self._left:
-            computed = len(left.tokens) + len(left.delivered) - 1
-            blocks = min(left.left_blocks, computed // size)
-            self._prefixes.add(left.whole[: blocks * size], left.identity)
+            self._add(left)
         self._left.clear()
+
+    def _add(self, left: Facts) -> None:
+        size = self.shape.block_size
+        computed = len(left.tokens) + len(left.delivered) - 1
+        blocks = min(len(left.left[0]) if left.left else 0, computed // size)
+        tokens = left.whole[: blocks * size]
+        if not self.shape.window:
+            self._prefixes.add(tokens, left.identity)
+        elif self._has_window(left, blocks):
+            self._whole.append((tokens, left.identity))
+
+    def _has_window(self, left: Facts, blocks: int) -> bool:
+        """Whether it had, behind so many full blocks, what the window sees from there."""
+        first = max(0, blocks * self.shape.block_size - self.shape.window + 1)
+        seen = left.left[1][first // self.shape.block_size : blocks]
+        return bool(blocks) and 0 not in seen

@@ -232,7 +232,7 @@ class Ledger:
             size = self.shape.block_size
             low, high = event.data["local"], event.data["local"] + event.data["external"]
             facts.blocks = tuple(
-                b for ids in event.data["blocks"] for b in ids[low // size : -(-high // size)]
+                b for ids in event.data["blocks"] for b in ids[low // size : -(-high // size)] if b
             )
             facts.planned = None
             facts.load_is_async = event.data["async"]
@@ -342,9 +342,9 @@ class Ledger:
             facts.ended_loading = facts.loading
             facts.by_itself = event.data["status"] in BY_ITSELF
             blocks = event.data["blocks"]
-            grouped = isinstance(blocks, tuple)
-            facts.left_blocks = len((blocks[0] if blocks else ()) if grouped else blocks)
-            self._kept.takes(facts.left_blocks)
+            tables = blocks if isinstance(blocks, tuple) else (blocks,)
+            facts.left = tuple(tuple(table) for table in tables)
+            self._kept.takes(sum(len(table) for table in facts.left))
 
     def _after_ran(self, event: Event) -> None:
         self.world_version += 1

@@ -623,7 +623,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "KVC-602", "only own blocks are reported as failed",
-        "Reported block ids belong to a load of that step or to one that is still open.",
+        "Reported block ids belong to a load of that step or to one that is still open; reported "
+        "requests, to one that is open.",
         _W, "a failed load was reported",
         packages=FAILING, features=frozenset({"load-failure", "orders"}),
         source="v1/core/sched/scheduler.py _update_requests_with_invalid_blocks: every request "
@@ -643,6 +644,20 @@ RULES: tuple[Rule, ...] = (
         "to send; v1/core/sched/scheduler.py keeps blocks until finished_sending, without a limit",
         incidents=("B-065",),
         help="Give each kept request a deadline, and report it in finished_sending when it passes.",
+    ),
+    Rule(
+        "KVC-604", "failed loads of several groups are named as requests",
+        "With several KV groups a load that failed is reported by its request, in failed_recving "
+        "and in finished_recving of the same answer; no block ids are reported.",
+        _W, "a load failed in an engine with several KV groups",
+        packages=FAILING, features=_ORDERS | {"hma", "load-failure"},
+        source="v1/base.py KVConnectorTransferResults; v1/core/sched/scheduler.py "
+        "_handle_failed_recving, _handle_invalid_blocks: a RuntimeError for block ids; until 0.27 "
+        "there is no way, and a ValueError",
+        incidents=("B-025", "B-026"),
+        help="Override get_transfer_results. A load before the forward cannot be reported at all: "
+        "load in the background.",
+        since="0.32.0",
     ),
     Rule(
         "KVC-605", "damage is noticed",
@@ -694,6 +709,32 @@ RULES: tuple[Rule, ...] = (
         source="v1/engine/core.py shutdown; v1/core/sched/scheduler.py shutdown",
         help="Close what was opened, wait for nothing that will not come, and expect to be called "
         "before the first step, and twice.",
+    ),
+    Rule(
+        "KVC-803", "what is null is left alone",
+        "No transfer reads or writes the null block, which stands in a table for what a group with "
+        "a window has given back, or never needed.",
+        _S, "a load for a request with a null block in its table",
+        packages=HITS, features=_ORDERS | {"hma"},
+        source="v1/core/single_type_kv_cache_manager.py remove_skipped_blocks, "
+        "add_local_computed_blocks: block 0 of the pool",
+        incidents=("B-114", "B-177"),
+        help="Skip block id 0 in each group's table, and the key that belongs to it.",
+        since="0.18.0",
+    ),
+    Rule(
+        "KVC-804", "every group is loaded",
+        "With several KV groups a load fills all blocks that were allocated for it, in each group: "
+        "of a window those behind its first token, of full attention all of them.",
+        _W, "a load ended in an engine with several KV groups",
+        packages=HITS, features=_ORDERS | {"hma", "async"},
+        source="v1/core/kv_cache_coordinator.py allocate_new_computed_blocks; "
+        "v1/core/sched/scheduler.py _update_waiting_for_remote_kv: the blocks of all groups are "
+        "published",
+        incidents=("B-049", "B-120", "B-179"),
+        help="Take the tables of all groups from get_block_ids(), and promise only what all of "
+        "them can be given.",
+        since="0.18.0",
     ),
     Rule(
         "KVC-808", "an engine can start anew",
@@ -779,7 +820,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "VLL-203", "a request's blocks hold its own KV",
         "Blocks that the engine wrote itself are given only to requests with that prefix. Known to "
-        "fail: V-08, to 0.17.0 an asynchronous load counts for whole blocks, whatever it promised.",
+        "fail: V-08, to 0.17.0 an asynchronous load counts for whole blocks, whatever it promised; "
+        "of a load to a prompt's end, where the next token's window begins with a block, vLLM has "
+        "given back what its last token sees, and computes that again "
+        "(v1/core/sched/scheduler.py _update_waiting_for_remote_kv).",
         _V, "any step",
         source="v1/core/sched/scheduler.py schedule, allocate_slots; v1/core/kv_cache_manager.py",
         help="Look for the step in which the block was handed to its owner, and for what vLLM took "

@@ -294,8 +294,7 @@ STATEMENTS: tuple[Statement, ...] = (
     Statement(
         "WRK-11",
         "With several KV groups failed loads are named as requests, which are also received.",
-        _C, (),
-        "It needs several KV groups, which the shapes that are drawn do not have (planned).",
+        _C, ("KVC-604",),
     ),
     Statement(
         "WRK-12",

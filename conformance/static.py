@@ -79,7 +79,9 @@ def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]
     overridden("reset", "reset_cache")
     overridden("events", "take_events")
     overridden("stats", "get_kv_connector_stats")
-    if compat.supports_groups(cls):
+    if compat.supports_groups(cls) and all(
+        map(compat.supports_groups, compat.connector_classes(target))
+    ):
         found["hma"] = "derives from SupportsHMA"
     if "hold" in offers:
         found["orders"] = "its transfers obey orders: " + ", ".join(sorted(offers))

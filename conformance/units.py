@@ -28,7 +28,7 @@ PACKAGE_EXAMPLES = 10
 """Runs of L2 for each fault package (a tenth of the examples at most)."""
 
 COUNTED = ("topology", "engines", "tp", "pp", "block_size", "drafts", "async_scheduling", "policy",
-           "runner", "load_failure_policy", "prefix_caching")  # fmt: skip
+           "runner", "load_failure_policy", "prefix_caching", "window")  # fmt: skip
 """Fields of the shape that reports count."""
 
 MOVES = 6

@@ -38,8 +38,8 @@ class Blame:
         kind: ``never-loaded``, ``never-computed``, ``other-tenant``, ``other-media``,
             ``other-embeds``, ``other-model``, ``other-tokens``, ``other-rank``, ``torn``,
             ``rotten``, ``zeros``, ``garbage`` for a load that was promised; ``overwritten`` for a
-            block that was not the connector's to write; ``failed-load-used`` and ``stale-block``
-            for vLLM.
+            block that was not the connector's to write; ``failed-load-used``,
+            ``stale-block`` and ``null-block`` for vLLM.
         text: what was found there.
     """
 
@@ -67,6 +67,8 @@ def blame(
         reader: the stream of the request that read it.
         streams: every request of the run with its stream, to recognise foreign KV.
     """
+    if not found.block:
+        return Blame(False, "null-block", "vLLM's null block: it had given back what is read here")
     head = memory.head(found.rank, found.local_head)
     actual = np.array(found.actual, dtype=np.uint64)
     own = np.array_equal(actual, memory.engine_wrote(found.block, found.slot, found.layer, head))

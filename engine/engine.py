@@ -427,6 +427,9 @@ class Engine:
         data = {"old": names[0], "new": names[1]}
         if (names[1] or "").startswith("FINISHED"):
             self._kept.add(request)
+            # What a window no longer sees has been given back while the request ran.
+            left = self.scheduler.kv_cache_manager.get_block_ids(request)
+            self._held[request] = [b for ids in left for b in ids] or self._held.get(request, [])
         else:
             self._kept.discard(request)
         if names == ["WAITING_FOR_REMOTE_KVS", None]:
@@ -473,7 +476,7 @@ class Engine:
     def _hand_over(self, blocks: list[int], name: str) -> None:
         """Blocks change hands; not those, if vLLM is right, of a request that it keeps."""
         for kept in self._kept - {name}:
-            lost = sorted(set(blocks).intersection(self._held.get(kept, ())))
+            lost = sorted(set(blocks).intersection(self._held.get(kept, ())) - {0})
             if lost:
                 self.trace.emit(
                     Event(

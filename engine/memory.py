@@ -47,13 +47,15 @@ class Memory:
 
     ``whole``: one tensor ``[num_blocks, heads, block_size, 2 * HEAD_SIZE]``. ``pairs``: a tuple of
     K and V, each ``[num_blocks, block_size, heads, HEAD_SIZE]``, as vllm-ascend has them. A rank of
-    a pipeline stage has that stage's layers only.
+    a pipeline stage has that stage's layers only. As vLLM lays them out, the first layers of all KV
+    groups share their memory, and so on: a block is one group's at a time.
 
     Attributes:
         num_layers: layers of the whole model.
         words: per rank, the same memory as 64-bit words, shape
-            ``[layers, num_blocks, heads, block_size, 2, WORDS // 2]``: K, then V.
-        tensors: per rank, per layer, what ``register_kv_caches`` gets.
+            ``[layers, num_blocks, heads, block_size, 2, WORDS // 2]``: K, then V; the layers are
+            those of one group.
+        tensors: per rank, per layer of a group, what ``register_kv_caches`` gets.
         epochs: per block, how often it was handed to a new owner.
         owners: per block, the request that it was last handed to.
         promises: per block, the load that has to fill it.
@@ -64,7 +66,7 @@ class Memory:
         self.shape = shape
         self.heads = max(1, HEADS // shape.tp)
         self.num_layers = layers
-        layers //= shape.pp
+        layers //= shape.pp * shape.groups
         dims = (layers, shape.num_blocks, self.heads, shape.block_size)
         self.words: list[Words] = []
         self.tensors: list[list[Any]] = []

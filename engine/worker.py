@@ -105,7 +105,11 @@ class Worker:
         self._stream_of = stream_of
         self._second: Any = None
         names = [name for group in self.groups for name in group]
-        self.layers = {n: Layer(t) for n, t in zip(names, memory.tensors[rank], strict=True)}
+        self.layers = {
+            name: Layer(tensor)
+            for group in self.groups
+            for name, tensor in zip(group, memory.tensors[rank], strict=True)
+        }
         # Where a layer of this stage is in the whole model.
         self._global = {n: int(n.split(".")[2]) for n in names}
 
@@ -223,9 +227,8 @@ class Worker:
         streams = [self._followed(row.view, row.tokens[: row.end]) for row in batch]
         misread: set[str] = set()
         hooks = compat.calls_layer_hooks(self.connector)
-        layer = 0
         for group, names in enumerate(self.groups):
-            for name in names:
+            for layer, name in enumerate(names):
                 if hooks:
                     self.connector.wait_for_layer_load(name)
                 whole = self._global[name]
@@ -241,7 +244,6 @@ class Worker:
                         wrong(row.request, found)
                 if hooks:
                     self.connector.save_kv_layer(name, self.layers[name].kv_cache, metadata[name])
-                layer += 1
         return [
             self._sample(row, followed, row.request in misread)
             for row, followed in zip(batch, streams, strict=True)

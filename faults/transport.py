@@ -15,7 +15,8 @@ that they would have had, and decides *when* bytes move and whether they do. Sem
 * memory of the store fails: a block of what was found is another one from then on;
 * an engine that is cut off can be read by no other, and hears nothing from them;
 * of an engine that has died no byte moves any more, and nobody reads from it; what it kept in the
-  store is given back when the store has not heard of it for long enough.
+  store is given back when the store has not heard of it for long enough;
+* where vLLM cannot be told of it, as with several KV groups before 0.32, no load fails.
 
 At each move the blocks' owners are compared with those at the time the transfer was opened.
 """
@@ -145,13 +146,22 @@ class TransportWorld(World):
         self._refusals += saves
         return True
 
+    def _may_fail_loads(self) -> bool:
+        """Whether vLLM can be told of it at all: until 0.27 not with several KV groups."""
+        assert self._cluster is not None
+        return self._cluster.shape.groups == 1 or compat.NAMES_FAILED_REQUESTS
+
     def forget(self, lookups: int) -> bool:
+        if not self._may_fail_loads():
+            return False
         self._forgetful += lookups
         return True
 
     def fail(self, transfers: int, blocks: str, rank: int | None, direction: str = "load") -> bool:
         assert self._cluster is not None
         where = rank % self._cluster.shape.ranks if rank is not None else None
+        if direction != "save" and not self._may_fail_loads():
+            return False
         self._failures.append(_Failure(transfers, blocks, where, direction))
         return True
 
@@ -184,8 +194,11 @@ class TransportWorld(World):
         self._orphans = kept
 
     def opened(self, selector: int) -> Open | None:
-        opened = [p for p in self.pending if isinstance(p, Open)]
+        opened = [p for p in self.pending if isinstance(p, Open) and self._may_lose(p)]
         return opened[-1 - selector % len(opened)] if opened else None
+
+    def _may_lose(self, opened: Open) -> bool:
+        return opened.transfer.direction == "save" or self._may_fail_loads()
 
     def drop(self, transfer: Pending) -> None:
         assert isinstance(transfer, Open)

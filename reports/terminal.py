@@ -195,7 +195,7 @@ def shapes_text(shapes: Mapping[str, int]) -> str:
         name, _, value = pair.partition("=")
         fields.setdefault(name, []).append(f"{value} ×{count}")
     shown = ("topology", "engines", "tp", "pp", "block_size", "drafts", "async_scheduling",
-             "policy", "runner")  # fmt: skip
+             "policy", "runner", "window")  # fmt: skip
     return "; ".join(f"{name} {', '.join(fields[name])}" for name in shown if name in fields)
 
 

@@ -109,6 +109,11 @@ class Shape:
         """Worker halves of an engine."""
         return self.tp * self.pp
 
+    @property
+    def groups(self) -> int:
+        """KV groups."""
+        return 2 if self.window else 1
+
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of ``num_tokens`` in all can ever run alone in this pool.
 
@@ -117,5 +122,5 @@ class Shape:
         take slots behind the last token.
         """
         slots = num_tokens + self.drafts * (2 if self.lookahead else 1)
-        blocks = -(-slots // self.block_size) * (2 if self.window else 1)
+        blocks = -(-slots // self.block_size) * self.groups
         return num_tokens <= self.max_model_len and blocks <= self.num_blocks - 1

@@ -41,9 +41,10 @@ class OnlyOwnBlocks(Check):
     rule = "KVC-602"
 
     def on_ran(self, event: Event) -> None:
-        if not event.data["invalid"]:
+        if not event.data["invalid"] and not event.data["failed"]:
             return
         self.reached += 1
+        self._judge_requests(event)
         loads = {
             block
             for facts in self.ledger.requests.values()
@@ -60,6 +61,18 @@ class OnlyOwnBlocks(Check):
                 why="vLLM rolls back, or fails, every request that holds the block",
                 where="get_block_ids_with_load_errors",
             )  # fmt: skip
+
+    def _judge_requests(self, event: Event) -> None:
+        for name in sorted(event.data["failed"]):
+            facts = self.ledger.requests.get(name)
+            if facts is not None and not facts.loading:
+                self.fail(
+                    event, "not loading",
+                    expected="only requests whose load is open",
+                    got=f"{name} in failed_recving",
+                    why="vLLM keeps the word for the next load of the request",
+                    where="get_transfer_results", request=name,
+                )  # fmt: skip
 
 
 CHECKS = (FailuresReported, OnlyOwnBlocks)

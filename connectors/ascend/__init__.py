@@ -5,9 +5,11 @@ Read it in this order; each module has one idea:
 ========================  ==========================================================================
 ``connector``             the class that vLLM calls; hands every hook to one of two halves
 ``scheduler``             what may be loaded and saved, and which promises are open
+``lives``                 what it remembers of requests and of open jobs
 ``worker``                carries the plan out and reports, once, what became of it
 ``metadata``              what crosses between the halves
 ``transport``             how the halves reach the store, as two small protocols in one
+``groups``                KV cache groups beside the first one, of full attention or with a window
 ``store``                 the host memory: capacity, eviction, pins, reservations
 ``offers``                what an engine that prefills lets another read, under a lease
 ``device``                copies of single blocks between device and host

@@ -24,6 +24,7 @@ from vllm.distributed.parallel_state import (
 
 from kvconform.connectors.ascend.carrier import AS_STATISTICS, ReportAsStats
 from kvconform.connectors.ascend.device import select_device
+from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS, SupportsHMA
 from kvconform.connectors.ascend.metadata import StepJobs, WorkerReport
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.settings import Settings
@@ -32,6 +33,7 @@ from kvconform.connectors.ascend.worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
@@ -42,13 +44,14 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class AscendConnector(KVConnectorBase_V1):
+class AscendConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps the KV of finished requests in host memory, and loads it for requests that share it.
 
     Loads are synchronous or in the background, by length; saves are in the background, when a
     request has finished. Where one engine prefills and another decodes, the second pulls the blocks
     that the first offers (``kv_transfer_params`` with ``do_remote_decode``, ``do_remote_prefill``).
-    One KV cache group of full attention, any number of ranks, the same on both sides.
+    One KV cache group of full attention, and beside it others, with a sliding window or without;
+    any number of ranks, the same on both sides.
 
     Args:
         vllm_config: see ``settings`` for the keys of its ``kv_connector_extra_config``.
@@ -130,6 +133,13 @@ class AscendConnector(KVConnectorBase_V1):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.scheduler.request_finished(request, block_ids)
 
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """vLLM calls it in place of ``request_finished``, for one group too."""
+        self.scheduler.end_of_other_groups(request, block_ids)
+        return self.request_finished(request, block_ids[0])
+
     def reset_cache(self) -> bool:
         return self.scheduler.reset_cache()
 
@@ -174,6 +184,13 @@ class AscendConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         return self.worker.build_connector_worker_meta()
+
+    if NAMES_FAILED_REQUESTS:
+
+        def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+            results = super().get_transfer_results(finished_req_ids)
+            results.failed_recving |= self.worker.take_failed_requests()
+            return results
 
     if AS_STATISTICS:
 

@@ -50,12 +50,14 @@ class CpuDevice:
 
     def register_kv_caches(self, kv_caches: Mapping[str, KVCache], num_blocks: int | None) -> None:
         """See ``Device``."""
-        self._planes = [
+        planes = [
             plane
             for name, cache in kv_caches.items()
             for tensor in ([cache] if isinstance(cache, torch.Tensor) else cache)
             for plane in _planes(name, tensor, num_blocks)
         ]
+        # Layers of different groups share their memory, block by block: once is enough.
+        self._planes = list({(p.data_ptr(), p.shape, p.stride()): p for p in planes}.values())
 
     def read(self, block_ids: Sequence[int]) -> list[Shard]:
         """See ``Device``."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.request import RequestStatus
-
 from kvconform.connectors.ascend.carrier import delivered
+from kvconform.connectors.ascend.groups import are_there
+from kvconform.connectors.ascend.lives import FINISHED_ON_ITS_OWN, Life, OpenJob, Tables
 from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.transport import Transport
@@ -25,53 +24,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-_FINISHED_ON_ITS_OWN = frozenset(
-    status
-    for status in RequestStatus
-    # By name: not every release has every status.
-    if status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
-)
-
-
-@dataclass(eq=False)
-class _Life:
-    """What is remembered of one request, from its first lookup to its end.
-
-    Attributes:
-        local_blocks: blocks that vLLM found in its own cache, at the last lookup.
-        in_background: how the last lookup promised to load.
-        epoch: resets of the store before the last lookup. A request holds no KV when it is looked
-            up, so all that it holds later was computed or loaded in that epoch or after.
-        load_failed: a load of this request failed.
-        pulls: the last lookup promised what another engine offers.
-        remote_is_done: what another engine offers has been pulled or released.
-    """
-
-    local_blocks: int = 0
-    in_background: bool = False
-    epoch: int = 0
-    load_failed: bool = False
-    pulls: bool = False
-    remote_is_done: bool = False
-
-
-@dataclass(eq=False)
-class _OpenJob:
-    """A job that some rank has not closed.
-
-    Attributes:
-        job: what was planned.
-        life: the request that it is for; the record itself, for its id may belong to another
-            request by the time that the job closes.
-        ranks_left: ranks that have not reported.
-        failed: whether a rank reported a failure.
-    """
-
-    job: Job
-    life: _Life
-    ranks_left: int
-    failed: bool = False
 
 
 class SchedulerHalf:
@@ -84,9 +36,10 @@ class SchedulerHalf:
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         self.settings = settings
+        self.groups = settings.groups
         self.transport = transport
-        self._lives: dict[str, _Life] = {}  # by request id
-        self._open: dict[str, _OpenJob] = {}  # by job id
+        self._lives: dict[str, Life] = {}  # by request id
+        self._open: dict[str, OpenJob] = {}  # by job id
         self._outbox: list[Job] = []  # not handed out yet
         self._epoch = 0
         self._numbers = itertools.count()
@@ -101,7 +54,7 @@ class SchedulerHalf:
         May be asked any number of times before the request is admitted, or never is (SCH-04): it
         holds nothing. Bounds: SCH-01, SCH-02, SCH-06.
         """
-        life = self._lives.setdefault(request.request_id, _Life())
+        life = self._lives.setdefault(request.request_id, Life())
         life.local_blocks, tail = divmod(num_computed_tokens, self.settings.block_size)
         life.epoch = self._epoch
         life.pulls = False
@@ -122,16 +75,35 @@ class SchedulerHalf:
             there = min(remote["remote_num_tokens"], request.num_tokens)
             if there < request.num_tokens:  # its router put more behind it: whole blocks (SCH-06)
                 there -= there % self.settings.block_size
-            wanted = num_computed_tokens < min(there, request.num_tokens - 1)
+            wanted = (
+                num_computed_tokens < min(there, request.num_tokens - 1)
+                and self.groups.can_end(there, request.num_tokens)
+                and are_there(_tables_of(remote), [*self.groups.others(life.local_blocks, there)])
+            )
             life.pulls = life.in_background = wanted
             return (there - num_computed_tokens if wanted else 0), wanted
         found = self.transport.lookup(self._keys(request, life.local_blocks))
         if found is None:
             return None, False
+        if self.groups.are_several:
+            found = self._found_in_all(request, life.local_blocks, found)
         blocks, life.in_background = self._promise(request, life.local_blocks, found)
         return blocks * self.settings.block_size, life.in_background
 
-    def _remote(self, request: Request, life: _Life) -> dict[str, Any] | None:
+    def _found_in_all(self, request: Request, start: int, found: int) -> int:
+        """Blocks that all groups have, of ``found`` that the first one has from ``start`` on.
+
+        Where the store does not say that the others have theirs, they have not.
+        """
+        for count in range(found, 0, -1):
+            end = (start + count) * self.settings.block_size
+            if self.groups.can_end(end, request.num_tokens):
+                keys = self._keys_of_others(request, start, end)
+                if self.transport.lookup(keys) == len(keys):
+                    return count
+        return 0
+
+    def _remote(self, request: Request, life: Life) -> dict[str, Any] | None:
         """What another engine offers for this request and has not been told about yet."""
         params = request.kv_transfer_params if self.settings.offers else None
         if not params or not params.get("do_remote_prefill") or life.remote_is_done:
@@ -148,6 +120,11 @@ class SchedulerHalf:
         """
         stop, layout = request.num_tokens // self.settings.block_size, self.settings.layout
         return [layout + bytes(block_hash) for block_hash in request.block_hashes[start:stop]]
+
+    def _keys_of_others(self, request: Request, start: int, tokens: int) -> list[bytes]:
+        """Names of what the groups beside the first one need, see ``Groups.others``."""
+        hashes = request.block_hashes
+        return [self.groups.key(g, hashes[i]) for g, i in self.groups.others(start, tokens)]
 
     def _promise(self, request: Request, local: int, found: int) -> tuple[int, bool]:
         """Blocks to promise of ``found`` ones beyond ``local`` ones, and whether in the background.
@@ -176,11 +153,16 @@ class SchedulerHalf:
             self._release(request, life, remote)
         if not num_external_tokens:
             return
-        start = life.local_blocks
-        count = -(-num_external_tokens // self.settings.block_size)
+        start, size = life.local_blocks, self.settings.block_size
+        count = -(-num_external_tokens // size)
+        tables = blocks.get_block_ids()
+        # The blocks before these were found locally: others may be reading them (DAT-02).
+        block_ids = list(tables[0][start : start + count])
+        others = [*self.groups.others(start, start * size + num_external_tokens)]
+        block_ids += [tables[group][index] for group, index in others]
         if remote is not None:
-            block_ids = blocks.get_block_ids()[0][start : start + count]
-            there = remote["remote_block_ids"][start : start + count]
+            there = list(remote["remote_block_ids"][start : start + count])
+            there += [_tables_of(remote)[group][index] for group, index in others]
             life.remote_is_done = True
             self._plan(
                 self._new_id("pull"), request, life, "pull", (), block_ids,
@@ -188,8 +170,7 @@ class SchedulerHalf:
             )  # fmt: skip
             return
         keys = self._keys(request, start)[:count]
-        # The blocks before these were found locally: others may be reading them (DAT-02).
-        block_ids = blocks.get_block_ids()[0][start : start + count]
+        keys += self._keys_of_others(request, start, start * size + num_external_tokens)
         job_id = self._new_id("load")
         # Should less be there than was promised, the load goes out all the same: the ranks find
         # what is missing, and vLLM learns of it in the one way that it understands (WRK-07).
@@ -198,7 +179,7 @@ class SchedulerHalf:
 
     # -- from an engine that prefills -------------------------------------------------------------
 
-    def _release(self, request: Request, life: _Life, remote: dict[str, Any]) -> None:
+    def _release(self, request: Request, life: Life, remote: dict[str, Any]) -> None:
         """Tell the engine that offers KV for this request that it is not needed."""
         life.remote_is_done = True
         job_id = self._new_id("release")
@@ -207,7 +188,7 @@ class SchedulerHalf:
             Job(job_id, request.request_id, "release", (), (), False, source_of(remote, ()))
         )
 
-    def _offer(self, request: Request, life: _Life, block_ids: list[int]) -> dict[str, Any] | None:
+    def _offer(self, request: Request, life: Life, block_ids: list[int]) -> dict[str, Any] | None:
         """Offer the prompt's KV to the engine that decodes; the params that lead it there."""
         params = request.kv_transfer_params
         if (
@@ -215,15 +196,18 @@ class SchedulerHalf:
             or not params.get("do_remote_decode")
             or not self.settings.may_save
             or not self.settings.offers
-            or request.status not in _FINISHED_ON_ITS_OWN
+            or request.status not in FINISHED_ON_ITS_OWN
         ):
             return None
         count = -(-request.num_prompt_tokens // self.settings.block_size)
         blocks = block_ids[:count]
         if len(blocks) < count:
             return None  # until 0.23 a preempted request may end, with a token that was under way
+        # Of a window, what is null was given back: whoever needs it sees that, see ``are_there``.
+        tables = [list(table[:count]) for table in life.tables[1:]]
+        others = [block for table in tables for block in table if self.groups.is_there(block)]
         job_id = self._new_id("offer")
-        self._plan(job_id, request, life, "offer", (), blocks)
+        self._plan(job_id, request, life, "offer", (), [*blocks, *others])
         address = self.settings.offer_address
         return {
             "do_remote_prefill": True,
@@ -231,6 +215,7 @@ class SchedulerHalf:
             "remote_engine_id": self.settings.engine_id,
             "remote_offer_id": job_id,
             "remote_block_ids": list(blocks),
+            **({"remote_other_block_ids": tables} if tables else {}),
             "remote_num_tokens": request.num_prompt_tokens,
             "remote_world_size": self.settings.world_size,
             "remote_address": address,
@@ -251,7 +236,7 @@ class SchedulerHalf:
         """
         life = self._lives.pop(request.request_id, None)
         if life is None:
-            life = _Life(epoch=-1)  # never looked up: it holds nothing
+            life = Life(epoch=-1)  # never looked up: it holds nothing
         remote = self._remote(request, life)
         if remote is not None:
             self._release(request, life, remote)
@@ -259,10 +244,24 @@ class SchedulerHalf:
         saves = self._save(request, life, block_ids)
         return saves or params is not None, params
 
-    def _save(self, request: Request, life: _Life, block_ids: list[int]) -> bool:
+    def end_of_other_groups(self, request: Request, tables: Tables) -> None:
+        """What the request holds in every group; ``request_finished`` follows."""
+        life = self._lives.get(request.request_id)
+        if life is not None:
+            life.tables = tables
+
+    def _save(self, request: Request, life: Life, block_ids: list[int]) -> bool:
         if not self._may_save(request, life):
             return False
-        keys = self._keys(request, 0)[: self._final_blocks(request, block_ids)]
+        final = self._final_blocks(request, block_ids)
+        keys, block_ids = self._keys(request, 0)[:final], list(block_ids[:final])
+        for group, table in enumerate(life.tables[1:], 1):
+            for block_hash, block in zip(request.block_hashes, table[:final], strict=False):
+                if self.groups.is_there(
+                    block
+                ):  # a window has given back what it does not see any more
+                    keys.append(self.groups.key(group, block_hash))
+                    block_ids.append(block)
         job_id = self._new_id("save")
         granted = self.transport.reserve(job_id, keys)
         if not granted:
@@ -271,10 +270,10 @@ class SchedulerHalf:
         self._plan(job_id, request, life, "save", keys, [block_ids[i] for i in granted])
         return True
 
-    def _may_save(self, request: Request, life: _Life) -> bool:
+    def _may_save(self, request: Request, life: Life) -> bool:
         return (
             self.settings.may_save
-            and request.status in _FINISHED_ON_ITS_OWN
+            and request.status in FINISHED_ON_ITS_OWN
             # What it holds may be older than the reset, and must not be found after it (SCH-22).
             and life.epoch == self._epoch
         )
@@ -302,7 +301,7 @@ class SchedulerHalf:
         self,
         job_id: str,
         request: Request,
-        life: _Life,
+        life: Life,
         direction: Direction,
         keys: Sequence[bytes],
         block_ids: Sequence[int],
@@ -311,7 +310,7 @@ class SchedulerHalf:
     ) -> None:
         name = request.request_id
         job = Job(job_id, name, direction, tuple(keys), tuple(block_ids), wait, source)
-        self._open[job_id] = _OpenJob(job, life, self.settings.world_size)
+        self._open[job_id] = OpenJob(job, life, self.settings.world_size)
         self._outbox.append(job)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
@@ -341,7 +340,7 @@ class SchedulerHalf:
                 del self._open[job_id]
                 self._settle(opened)
 
-    def _settle(self, closed: _OpenJob) -> None:
+    def _settle(self, closed: OpenJob) -> None:
         """Every rank has let go of the job's blocks."""
         match closed.job.direction:
             case "load":
@@ -369,6 +368,11 @@ class SchedulerHalf:
         self._outbox.clear()
         self._lives.clear()
         self.transport.shutdown()
+
+
+def _tables_of(remote: dict[str, Any]) -> Tables:
+    """Blocks of every group in the params of a request."""
+    return remote["remote_block_ids"], *remote.get("remote_other_block_ids", ())
 
 
 def source_of(remote: dict[str, Any], block_ids: Sequence[int]) -> Source:

@@ -23,7 +23,7 @@ key                 default  meaning
 ``async_min_blocks = 1`` puts every load in the background. Prefer it where loads may fail: vLLM (up
 to 0.33 at least) recovers from a failed background load, but after a failed one before the forward
 it may serve KV that was never loaded (if the request is aborted then), and under async scheduling
-it miscounts the request's tokens.
+it miscounts the request's tokens. With several KV cache groups all loads run in the background.
 
 With an ``offer_address`` (``tcp://127.0.0.1:7000``, ``ipc:///run/kv-prefill``) each rank of an
 engine that prefills serves its offers itself, see ``peers``: rank r at port 7000 + r, or at the
@@ -61,7 +61,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS, Groups, check_loads
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -190,6 +192,7 @@ class Settings:
         verify: see the module.
         layout: names what KV depends on beside a request: model, data type, block size.
         instance: tells the engine from one of the same name before it.
+        windows: per KV cache group the width of its window in tokens, 0 for full attention.
     """
 
     engine_id: str
@@ -209,6 +212,12 @@ class Settings:
     verify: bool = False
     layout: bytes = field(default=b"", compare=False)
     instance: str = field(default="", compare=False)
+    windows: tuple[int, ...] = (0,)
+
+    @property
+    def groups(self) -> Groups:
+        """The KV cache groups."""
+        return Groups(self.block_size, self.windows)
 
     @property
     def offer_address(self) -> str | None:
@@ -225,7 +234,8 @@ class Settings:
         transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
         if transfer is None:
             raise ValueError("AscendConnector needs a kv_transfer_config")
-        _check_served(vllm_config, kv_cache_config)
+        windows = _check_served(vllm_config, kv_cache_config)
+        several = len(windows) > 1
         extra = transfer.kv_connector_extra_config
         engine_id = str(transfer.engine_id)
         transport = extra.get("transport")
@@ -237,17 +247,19 @@ class Settings:
             world_size=world_size,
             may_load=transfer.is_kv_consumer,
             may_save=transfer.is_kv_producer,
-            async_min_blocks=_count(extra, "async_min_blocks", 2),
+            # Of a load before the forward vLLM cannot be told that it has failed: see ``groups``.
+            async_min_blocks=1 if several else _count(extra, "async_min_blocks", 2),
             store=str(extra.get("store", f"engine {engine_id}")),
             capacity_blocks=_count(extra, "capacity_blocks", 1024),
             transport=str(transport) if transport is not None else None,
             offer_seconds=_positive(extra, "offer_seconds", cls.offer_seconds),
-            offers=_flag(extra, "offers", default=True),
+            offers=_flag(extra, "offers", default=True) and (NAMES_FAILED_REQUESTS or not several),
             remote=RemoteStore.read(extra),
             peers=_read_peers(extra, world_size, transfer.is_kv_producer),
             verify=_flag(extra, "verify"),
             layout=_layout(vllm_config),
             instance=vllm_config.instance_id,
+            windows=windows,
         )
 
 
@@ -279,8 +291,10 @@ def _flag(extra: Mapping[str, Any], key: str, default: bool = False) -> bool:
     return value
 
 
-def _check_served(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> None:
-    """Refuse at start-up what would corrupt KV later."""
+def _check_served(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
+) -> tuple[int, ...]:
+    """Refuse at start-up what would corrupt KV later; the window of each KV cache group."""
     parallel = vllm_config.parallel_config
     for name in (
         "prefill_context_parallel_size",  # a block then holds a rank's share of more tokens
@@ -304,19 +318,34 @@ def _check_served(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
                 f"but {name} is {tokens}"
             )
     if kv_cache_config is None:
-        return
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise ValueError(f"AscendConnector serves one KV cache group, not {len(groups)}")
-    spec = groups[0].kv_cache_spec
+        return (0,)
+    specs = [_spec(group.kv_cache_spec, block_size) for group in kv_cache_config.kv_cache_groups]
+    if not specs or isinstance(specs[0], SlidingWindowSpec):
+        raise ValueError("AscendConnector needs full attention in the first KV cache group")
+    if len(specs) > 1:
+        check_loads(vllm_config)
+    return tuple(one.sliding_window if isinstance(one, SlidingWindowSpec) else 0 for one in specs)
+
+
+def _spec(spec: Any, block_size: int) -> FullAttentionSpec | SlidingWindowSpec:
+    """What the layers of a group have in common, if it is served."""
     # A group of layers that differ in size only; the name is absent from other groups.
     specs = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
     for one in specs:
-        # A sliding window gives blocks back while the request runs; a null block stands for them.
-        if not isinstance(one, FullAttentionSpec) or getattr(one, "rswa_window", None):
-            raise ValueError(f"AscendConnector serves full attention, not {type(one).__name__}")
+        # Other kinds give blocks back, or hold a state, by rules of their own.
+        kinds = FullAttentionSpec | SlidingWindowSpec
+        if not isinstance(one, kinds) or getattr(one, "rswa_window", None):
+            raise ValueError(
+                "AscendConnector serves full attention and sliding windows, not "
+                f"{type(one).__name__}"
+            )
+        if getattr(one, "extra_retained_tokens", 0):
+            raise ValueError("AscendConnector does not serve windows with extra_retained_tokens")
         if one.block_size != block_size:
             raise ValueError(
                 f"AscendConnector needs one block size, but cache_config says {block_size} and "
                 f"the KV cache group {one.block_size}"
             )
+    if len({getattr(one, "sliding_window", None) for one in specs}) > 1:
+        raise ValueError("AscendConnector needs one window in each KV cache group")
+    return specs[0]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kvconform.connectors.ascend.device import Device, KVCache
+from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS
 from kvconform.connectors.ascend.metadata import Closing, Direction, Job, StepJobs, WorkerReport
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.transport import Outcome, Transfer, Transport
@@ -39,6 +40,7 @@ class WorkerHalf:
         self.rank = rank
         self._to_start: list[Job] = []  # of this step, not submitted yet
         self._load_errors: set[int] = set()  # device blocks, not reported yet
+        self._failed_requests: set[str] = set()  # the same, where requests are named
         self._closings: dict[str, Closing] = {}  # by job id, not reported yet
         self._sends: Counter[str] = Counter()  # open saves and offers, by request
 
@@ -109,6 +111,11 @@ class WorkerHalf:
         errors, self._load_errors = self._load_errors, set()
         return errors
 
+    def take_failed_requests(self) -> set[str]:
+        """Requests received in this step whose load could not fill all blocks (WRK-11)."""
+        failed, self._failed_requests = self._failed_requests, set()
+        return failed
+
     def build_connector_worker_meta(self) -> WorkerReport | None:
         """The jobs closed in this step, for the scheduler half; None if there are none."""
         closings, self._closings = self._closings, {}
@@ -161,5 +168,9 @@ class WorkerHalf:
         """This rank has let go of the job's blocks."""
         failed = bool(outcome.failed_block_ids)
         self._closings[outcome.transfer_id] = Closing(ranks=1, failed=failed)
-        if outcome.direction in ("load", "pull"):
+        if not failed or outcome.direction not in ("load", "pull"):
+            return
+        if self.settings.groups.are_several and NAMES_FAILED_REQUESTS:
+            self._failed_requests.add(outcome.request_id)
+        else:  # of several groups an older vLLM dies of it: better than to compute with it
             self._load_errors.update(outcome.failed_block_ids)

@@ -38,7 +38,7 @@ def _zoo(mutant: Mutant) -> Target:
         extra=MappingProxyType({**_STORE, **mutant.extra}),
         world="transport",
         title=mutant.says,
-        shape=mutant.shape,
+        shape={"window": 0, **mutant.shape},
         dialect=_DIALECT,
         features=("pp", "carry", "verifies") + (("keeps",) if mutant.keeps else ()),
         since="0.18.0",

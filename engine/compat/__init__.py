@@ -41,6 +41,7 @@ from kvconform.engine.compat.control import (
 from kvconform.engine.compat.hashes import tells_apart
 from kvconform.engine.compat.layout import build_kv_cache_config, layer_names
 from kvconform.engine.compat.outputs import (
+    NAMES_FAILED_REQUESTS,
     REPORTS_FAILED_LOADS,
     Report,
     awaited,
@@ -69,6 +70,7 @@ from kvconform.engine.compat.wire import (
 
 __all__ = [
     "ABORTS_WITHIN_STEPS",
+    "NAMES_FAILED_REQUESTS",
     "REPORTS_FAILED_LOADS",
     "Life",
     "Parts",

@@ -99,7 +99,7 @@ def model_dir(model: str = "") -> str:
 def layer_names(shape: Shape, stage: int) -> tuple[tuple[str, ...], ...]:
     """Per KV group, the names of the layers that a pipeline stage holds."""
     count = LAYERS_PER_GROUP // shape.pp
-    firsts = range(0, LAYERS_PER_GROUP * (2 if shape.window else 1), LAYERS_PER_GROUP)
+    firsts = range(0, LAYERS_PER_GROUP * shape.groups, LAYERS_PER_GROUP)
     return tuple(
         tuple(f"model.layers.{first + stage * count + i}.self_attn.attn" for i in range(count))
         for first in firsts

@@ -110,3 +110,6 @@ def reported(output: KVConnectorOutput | None) -> Report:
 
 REPORTS_FAILED_LOADS = "invalid_block_ids" in parameters(KVConnectorOutput)
 """Whether a connector can say that a load has failed (not in 0.11.0)."""
+
+NAMES_FAILED_REQUESTS = "failed_recving" in parameters(KVConnectorOutput)
+"""Whether it can say so with several KV groups: of a request, not of blocks (since 0.32)."""

@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 
+from kvconform.connectors.ascend.groups import LOADS_SEVERAL
 from kvconform.connectors.ascend.settings import Settings
 from tests.ascend.rig import SIZE, make_config, make_kv_cache_config
 
@@ -75,15 +81,27 @@ def test_finer_hashes_are_refused() -> None:
 
 def test_groups_of_another_kind_are_refused() -> None:
     window = SlidingWindowSpec(block_size=SIZE, sliding_window=8, **_SPEC)
-    with pytest.raises(ValueError, match="not SlidingWindowSpec"):
+    with pytest.raises(ValueError, match="full attention in the first"):
         Settings.read(make_config(), make_kv_cache_config(8, window))
+    chunks = ChunkedLocalAttentionSpec(block_size=SIZE, attention_chunk_size=8, **_SPEC)
+    with pytest.raises(ValueError, match="not ChunkedLocalAttentionSpec"):
+        Settings.read(make_config(), make_kv_cache_config(8, chunks))
     larger = FullAttentionSpec(block_size=2 * SIZE, **_SPEC)
     with pytest.raises(ValueError, match="one block size"):
         Settings.read(make_config(), make_kv_cache_config(8, larger))
+
+
+def test_windows_are_served_beside_full_attention() -> None:
+    window = SlidingWindowSpec(block_size=SIZE, sliding_window=8, **_SPEC)
     two = make_kv_cache_config(8)
     two.kv_cache_groups.append(KVCacheGroupSpec(["more"], window))
-    with pytest.raises(ValueError, match="one KV cache group, not 2"):
-        Settings.read(make_config(), two)
+    if not LOADS_SEVERAL:  # until 0.17
+        with pytest.raises(ValueError, match="one KV cache group with this vLLM"):
+            Settings.read(make_config(), two)
+        return
+    settings = Settings.read(make_config(), two)
+    assert settings.windows == (0, 8)
+    assert settings.async_min_blocks == 1
 
 
 def test_a_connector_needs_a_transfer_config() -> None:

@@ -8,7 +8,9 @@ from kvconform.conformance.check import Options, check_connector
 from kvconform.conformance.verdict import EXIT_FAILED, EXIT_OK, exit_code
 from kvconform.connectors.zoo.books import SavesAsItGoes
 from kvconform.connectors.zoo.preemption import SavesInBackground
+from kvconform.engine import compat
 from kvconform.scenario.target import Target
+from tests.conformance.groups import InGroups, InGroupsInBackground
 from tests.conformance.right import (
     InBackground,
     KeepsAll,
@@ -41,6 +43,15 @@ def test_right(cls: type) -> None:
     assert [f.violation for f in checked.findings] == []
     assert checked.verdict.vacuous == []
     assert exit_code(checked.verdict) == EXIT_OK
+
+
+@pytest.mark.skipif(not compat.supports("window", 24), reason="this vLLM has one KV group")
+@pytest.mark.parametrize("cls", [InGroups, InGroupsInBackground])
+def test_right_with_several_groups(cls: type) -> None:
+    checked = check_connector(right(cls), Options(examples=30, shape={"window": 24}))
+    assert [f.violation for f in checked.findings] == []
+    assert "hma" in checked.features
+    assert checked.verdict.of("KVC-501").reached
 
 
 def test_wrong() -> None:

@@ -11,11 +11,13 @@ from kvconform.conformance.rules import BY_ID
 from kvconform.conformance.run import play
 from kvconform.connectors.ascend.connector import AscendConnector
 from kvconform.connectors.targets.resolve import resolve
+from kvconform.engine import compat
 from kvconform.engine.compat import vllm_version
 from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Hold, Release, Reset, Step
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
+from tests.conformance.groups import LoadsToTheEnd
 from tests.conformance.right import KeepsAll, PartOfABlock, right
 
 P = Prompt(0, 50)
@@ -94,6 +96,11 @@ DEFECTS = (
         "V-08", "VLL-203", "0.17.0", (Arrive(P), Step(4), Reset(), Arrive(P)),
         target=PartOfABlock,
     ),
+    Defect(  # not in the list either
+        "what its last token sees", "VLL-203", "",
+        (Arrive(Prompt(0, 48)), Step(4), Reset(), Arrive(Prompt(0, 48))),
+        Shape(window=17), LoadsToTheEnd, since="0.18.0",
+    ),
     Defect(
         "V-09", "VLL-101", "0.11.0",
         (Hold("save"), Arrive(P), Step(3), Arrive(P, 4), Arrive(Prompt(1, 50), 4), Step(2)),
@@ -127,6 +134,8 @@ DEFECTS = (
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_a_defect_is_found_where_it_is_and_nowhere_else(defect: Defect) -> None:
     ascend = resolve("ascend")
+    if not compat.supports("window", defect.shape.window):
+        pytest.skip("this vLLM has one KV group")
     target = ascend if defect.target is AscendConnector else right(defect.target)
     violation = play(target, Scenario(defect.shape, defect.actions)).violation
     found = violation is not None and violation.fingerprint.rule == defect.rule

@@ -23,6 +23,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "KVC-401": {"num_blocks": 10, "topology": "store"},  # so that blocks soon have another owner
     "KVC-406": {"num_blocks": 8},  # so that requests are aborted before they find room
     "KVC-407": {"num_blocks": 8},  # so that requests are preempted
+    "KVC-604": {"window": 24},
+    "KVC-803": {"window": 24},
+    "KVC-804": {"window": 24},
 }
 
 HALF: Mapping[str, Side] = {
@@ -32,6 +35,7 @@ HALF: Mapping[str, Side] = {
     "KVC-404": "scheduler half",
     "KVC-501": "scheduler half",
     "KVC-802": "scheduler half",
+    "KVC-804": "scheduler half",
 }
 """Where a rule may be owed by either half, the one that the wrong connector has wrong."""
 

@@ -13,6 +13,11 @@ from kvconform.connectors.zoo.completion import (
 from kvconform.connectors.zoo.content import KeysOfTokens, ResetInNameOnly
 from kvconform.connectors.zoo.double_completion import DoubleCompletion
 from kvconform.connectors.zoo.failure import PollsOnlyWhenBusy, RepeatsFailures
+from kvconform.connectors.zoo.groups import (
+    NamesBlocksOfGroups,
+    PromisesTheLongestGroup,
+    SavesNullBlocks,
+)
 from kvconform.connectors.zoo.hooks import CancelsOnTheWorker, NoErrorsIsNone
 from kvconform.connectors.zoo.identity import (
     ForgetsEmbeds,
@@ -101,11 +106,14 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-601": LateFailure,
     "KVC-602": RepeatsFailures,
     "KVC-603": LeaseIgnored,
+    "KVC-604": NamesBlocksOfGroups,
     "KVC-605": TrustsItsMemory,
     "KVC-701": PollsOnlyWhenBusy,
     "KVC-702": NeverRests,
     "KVC-801": ResetInNameOnly,
     "KVC-802": ExpectsRest,
+    "KVC-803": SavesNullBlocks,
+    "KVC-804": PromisesTheLongestGroup,
     "KVC-808": LocksTheStore,
 }
 """Rule id to the connector that breaks it."""
