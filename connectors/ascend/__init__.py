@@ -10,6 +10,8 @@ Read it in this order; each module has one idea:
 ``transport``             how the halves reach the store, as two small protocols in one
 ``store``                 the host memory: capacity, eviction, pins, reservations
 ``offers``                what an engine that prefills lets another read, under a lease
+``statistics``            what both halves count
+``announcements``         which blocks the store holds, for whoever routes requests
 ``device``                copies of single blocks between device and host
 ``exchange``              pulls and offers of one rank, whichever process the other engine is in
 ``peers``                 the same between processes, over ZeroMQ

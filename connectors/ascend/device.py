@@ -32,6 +32,10 @@ class Device(Protocol):
             ValueError: no dimension of a tensor counts blocks.
         """
 
+    @property
+    def block_bytes(self) -> int:
+        """Size of one block's KV, all layers."""
+
     def read(self, block_ids: Sequence[int]) -> list[Shard]:
         """The KV of these blocks, all layers, in new host tensors."""
 
@@ -56,6 +60,11 @@ class CpuDevice:
             for tensor in ([cache] if isinstance(cache, torch.Tensor) else cache)
             for plane in _planes(name, tensor, num_blocks)
         ]
+
+    @property
+    def block_bytes(self) -> int:
+        """See ``Device``."""
+        return sum(plane[0].numel() * plane.element_size() for plane in self._planes)
 
     def read(self, block_ids: Sequence[int]) -> list[Shard]:
         """See ``Device``."""

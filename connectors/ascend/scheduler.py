@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
+from kvconform.connectors.ascend.announcements import Announcer
 from kvconform.connectors.ascend.carrier import delivered
 from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs
 from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.statistics import Tally
 from kvconform.connectors.ascend.transport import Transport
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
@@ -90,6 +93,11 @@ class SchedulerHalf:
         self._outbox: list[Job] = []  # not handed out yet
         self._epoch = 0
         self._numbers = itertools.count()
+        self.tally = Tally()
+        self._announcer: Announcer | None = None
+        if settings.announces and settings.may_save:
+            announcer = Announcer(settings.block_size)
+            self._announcer = announcer if transport.watch(announcer) else None
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -266,6 +274,8 @@ class SchedulerHalf:
         granted = self.transport.reserve(job_id, keys)
         if not granted:
             return False
+        if self._announcer is not None:
+            self._announcer.expect(job_id, request, granted)
         keys = [keys[i] for i in granted]
         self._plan(job_id, request, life, "save", keys, [block_ids[i] for i in granted])
         return True
@@ -311,6 +321,8 @@ class SchedulerHalf:
         name = request.request_id
         job = Job(job_id, name, direction, tuple(keys), tuple(block_ids), wait, source)
         self._open[job_id] = _OpenJob(job, life, self.settings.world_size)
+        if direction in ("load", "pull"):
+            self.tally.add(hits=1, hit_blocks=len(block_ids))
         self._outbox.append(job)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
@@ -349,6 +361,12 @@ class SchedulerHalf:
                 self.transport.abandon(closed.job.job_id)
             case "save":
                 self.transport.commit(closed.job.job_id)
+        if self._announcer is not None:
+            self._announcer.settled(closed.job.job_id)
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """What the store holds of what this engine saved, and holds no longer (SCH-24)."""
+        return self._announcer.take() if self._announcer is not None else []
 
     # -- the rest ---------------------------------------------------------------------------------
 

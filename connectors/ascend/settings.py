@@ -183,6 +183,7 @@ class Settings:
         remote: the store is in another process; None: in this one.
         peers: how its ranks talk to those of other engines, and at which address they offer, or
             at none ("").
+        announces: vLLM publishes KV events (``--kv-events-config``).
         instance: tells the engine from one of the same name before it.
     """
 
@@ -200,6 +201,7 @@ class Settings:
     offers: bool = True
     remote: RemoteStore | None = None
     peers: Endpoint | None = None
+    announces: bool = False
     instance: str = field(default="", compare=False)
 
     @property
@@ -220,7 +222,7 @@ class Settings:
         _check_served(vllm_config, kv_cache_config)
         extra = transfer.kv_connector_extra_config
         engine_id = str(transfer.engine_id)
-        transport = extra.get("transport")
+        transport, events = extra.get("transport"), vllm_config.kv_events_config
         world_size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         return cls(
             engine_id=engine_id,
@@ -237,6 +239,7 @@ class Settings:
             offers=_flag(extra, "offers", default=True),
             remote=RemoteStore.read(extra),
             peers=_read_peers(extra, world_size, transfer.is_kv_producer),
+            announces=events is not None and events.enable_kv_cache_events,
             instance=vllm_config.instance_id,
         )
 
