@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvconform.engine import clock, compat, logs, threads
+from kvconform.engine.chains import Chains
 from kvconform.engine.clock import Clock
 from kvconform.engine.engine import Engine
 from kvconform.engine.oracle import Stream, stream
@@ -113,6 +114,7 @@ class Cluster:
         self._clients = 0
         self._stopped = False
         self._streams: dict[str, Stream] = {}
+        chains = Chains()
         self._folder: str | None = None
         self.engines: list[Engine] = []
         threads.begin()
@@ -126,7 +128,17 @@ class Cluster:
         try:
             for index in range(shape.engines):
                 self.engines.append(
-                    Engine(index, target, shape, extra, trace, self._streams, halt, self._folder)
+                    Engine(
+                        index,
+                        target,
+                        shape,
+                        extra,
+                        trace,
+                        self._streams,
+                        halt,
+                        chains,
+                        self._folder,
+                    )
                 )
         except ESCAPING as error:
             self.close()

@@ -16,6 +16,7 @@ from kvconform.conformance.checks import (
     lookup,
     memory,
     metadata,
+    observation,
     progress,
     transfers,
 )
@@ -33,6 +34,7 @@ ALL: tuple[type[Check], ...] = (
     *failure.CHECKS,
     *progress.CHECKS,
     *composition.CHECKS,
+    *observation.CHECKS,
     *engine.CHECKS,
 )
 """Every check, in the order in which they hear an event."""

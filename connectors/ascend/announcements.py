@@ -83,7 +83,7 @@ class Announcer:
         """It is not found any more."""
         if key in self._announced:
             self._announced.remove(key)
-            name = maybe_convert_block_hash(key)  # type: ignore[arg-type]
+            name = maybe_convert_block_hash(key)
             self._events.append(BlockRemoved(block_hashes=[name], medium=_MEDIUM))
 
     # -- called by vLLM ---------------------------------------------------------------------------

@@ -38,6 +38,16 @@ from kvconform.engine.compat.control import (
     takes_ids_in_use,
 )
 from kvconform.engine.compat.layout import build_kv_cache_config, layer_names
+from kvconform.engine.compat.observation import (
+    HANDED,
+    FrontEnd,
+    is_event,
+    names_of,
+    received_event,
+    removed,
+    stored,
+    tells_events,
+)
 from kvconform.engine.compat.outputs import (
     REPORTS_FAILED_LOADS,
     Report,
@@ -65,7 +75,9 @@ from kvconform.engine.compat.wire import (
 
 __all__ = [
     "ABORTS_WITHIN_STEPS",
+    "HANDED",
     "REPORTS_FAILED_LOADS",
+    "FrontEnd",
     "Parts",
     "Report",
     "all_tokens",
@@ -88,23 +100,29 @@ __all__ = [
     "handle_preemptions",
     "handshake",
     "holders",
+    "is_event",
     "layer_names",
     "named",
+    "names_of",
     "new_tokens",
     "no_forward_output",
     "output_counts",
     "preempted",
     "rank_scope",
+    "received_event",
     "register_kv_caches",
+    "removed",
     "reported",
     "reset_choices",
     "resumed",
     "runner_output",
     "scheduler_class",
     "shake_hands",
+    "stored",
     "supports",
     "supports_groups",
     "takes_ids_in_use",
+    "tells_events",
     "vllm_version",
     "world_output",
 ]
