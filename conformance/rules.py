@@ -653,7 +653,7 @@ RULES: tuple[Rule, ...] = (
         "Sets, statistics and metadata that a hook of the worker half has answered do not change "
         "before vLLM has processed the step.",
         _W, "an answer was looked at again",
-        packages=_ALL,
+        packages=_ALL, features=_ASYNC,
         source="v1/worker/kv_connector_model_runner_mixin.py: the objects go into the output as "
         "they are; v1/engine/core.py step_with_batch_queue: the next step runs before",
         help="Answer a copy, or hand the object over and go on with a new one.",

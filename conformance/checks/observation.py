@@ -219,7 +219,7 @@ class Announced(_Observed):
         self._there: dict[int, set[str]] = {}  # announced by an engine, and not removed since
         self._ever: set[str] = set()
         self._least: dict[int, int] = {}  # tokens of an engine's shortest load
-        self._missed: list[Event] = []
+        self._missed: list[tuple[Event, int]] = []  # and how many were announced then
 
     def on_opened(self, event: Event) -> None:
         self._obeys = True
@@ -235,11 +235,11 @@ class Announced(_Observed):
 
     def on_observed(self, event: Event) -> None:
         data = event.data
+        there = self._there.setdefault(event.engine, set())
         if data["what"] == "miss":
-            self._missed.append(event)
+            self._missed.append((event, _leading(data["names"], there)))
         if data["what"] != self.what:
             return
-        there = self._there.setdefault(event.engine, set())
         if data["events"]:
             self.reached += bool(self.ledger.faults)
         for one in data["events"]:
@@ -257,9 +257,10 @@ class Announced(_Observed):
                 there.discard(block["name"])
             if one.get("cleared"):
                 there.clear()
-        missed, self._missed = self._missed, []
-        for miss in missed:
-            self._not_found(miss, there)
+        missed = [one for one in self._missed if one[0].engine == event.engine]
+        self._missed = [one for one in self._missed if one[0].engine != event.engine]
+        for miss, then in missed:
+            self._not_found(miss, min(then, _leading(miss.data["names"], there)))
 
     def _stored(self, event: Event, block: dict[str, Any]) -> None:
         if block["computed"] is False:
@@ -274,11 +275,13 @@ class Announced(_Observed):
             why="requests are sent here for KV that is not there",
         )  # fmt: skip
 
-    def _not_found(self, miss: Event, there: set[str]) -> None:
-        """A lookup found nothing; by now the engine has told what was there no longer."""
+    def _not_found(self, miss: Event, count: int) -> None:
+        """A lookup found nothing of so many blocks that were announced, and still are.
+
+        By now the engine has told what was there no longer.
+        """
         ledger, names = self.ledger, miss.data["names"]
         size = miss.data["block_size"]
-        count = next((i for i, name in enumerate(names) if name not in there), len(names))
         facts = ledger.requests.get(miss.request or "")
         least = self._least.get(miss.engine)
         if (
@@ -297,6 +300,10 @@ class Announced(_Observed):
             expected=f"some of the {count} blocks that were announced and not removed",
             why="requests are sent here for KV that is gone",
         )  # fmt: skip
+
+
+def _leading(names: list[str], there: set[str]) -> int:
+    return next((i for i, name in enumerate(names) if name not in there), len(names))
 
 
 _SPOILS = ("fail-load", "lost", "forget", "repeat", "fail-save")

@@ -23,6 +23,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "KVC-401": {"num_blocks": 10, "topology": "store"},  # so that blocks soon have another owner
     "KVC-406": {"num_blocks": 8},  # so that requests are aborted before they find room
     "KVC-407": {"num_blocks": 8},  # so that requests are preempted
+    "KVC-907": {"async_scheduling": True},  # so that a step runs before the last is processed
 }
 
 HALF: Mapping[str, Side] = {

@@ -45,6 +45,15 @@ from kvconform.connectors.zoo.metadata import (
     PlansAgain,
     UnpicklableMetadata,
 )
+from kvconform.connectors.zoo.observation import (
+    AnnouncesPlans,
+    CountsForEver,
+    KeepsEvents,
+    OwnTable,
+    ParentIsLastStored,
+    ReportsAgain,
+    StatisticsOfTwoKinds,
+)
 from kvconform.connectors.zoo.pins import LocksAreASet
 from kvconform.connectors.zoo.state import ExpectsRest, NeverRests
 from kvconform.connectors.zoo.wrong_block import WrongBlock
@@ -91,5 +100,12 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-702": NeverRests,
     "KVC-801": ResetInNameOnly,
     "KVC-802": ExpectsRest,
+    "KVC-901": StatisticsOfTwoKinds,
+    "KVC-902": CountsForEver,
+    "KVC-903": ParentIsLastStored,
+    "KVC-904": KeepsEvents,
+    "KVC-905": AnnouncesPlans,
+    "KVC-906": ReportsAgain,
+    "KVC-907": OwnTable,
 }
 """Rule id to the connector that breaks it."""
