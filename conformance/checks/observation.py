@@ -106,8 +106,13 @@ class _Quiet(_Observed):
         busy = event.request is not None or data["name"] == "reset_cache"
         answer = data.get("answer")
         busy |= data["name"] == "get_finished" and isinstance(answer, tuple) and any(answer)
-        if busy or data.get("told"):
+        busy |= data["name"] == "get_transfer_results" and data["told"]
+        if busy:
             self._happened(event)
+
+    def on_action(self, event: Event) -> None:
+        if event.data["action"]["do"] != "step":  # time passes, say
+            self._since.clear()
 
     def quiet(self, event: Event) -> bool:
         """Whether nothing has; asked once for each answer."""

@@ -38,7 +38,9 @@ class TransferStats(KVConnectorStats):
     def aggregate(self, other: KVConnectorStats) -> TransferStats:
         """Both as a new one: neither's numbers are touched."""
         assert isinstance(other, TransferStats)
-        return TransferStats(dict(Counter(self.data) + Counter(other.data)))
+        total = Counter(self.data)
+        total.update(other.data)
+        return TransferStats(dict(total))
 
     def reduce(self) -> dict[str, int | float]:
         """The counters themselves."""

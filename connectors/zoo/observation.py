@@ -334,7 +334,10 @@ class _OwnErrors(WorkerHalf):
 
 
 class OwnErrors(AscendConnector):
-    """Answers the set in which it gathers failed blocks, and clears it in the next step (KVC-907)."""
+    """Answers the set in which it gathers failed blocks, and clears it in the next step.
+
+    KVC-907.
+    """
 
     worker_half_class = _OwnErrors
 
