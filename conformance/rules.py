@@ -748,6 +748,82 @@ RULES: tuple[Rule, ...] = (
         "reservations outside need an owner that can be told from the one before.",
     ),
     # -- what vLLM itself owes: reported, never held against the target ---------------------------
+    # -- 9xx observation --------------------------------------------------------------------------
+    Rule(
+        "KVC-901", "statistics add up",
+        "Statistics are KVConnectorStats of one type, whichever rank or half tells them; they can "
+        "be sent and added up, and what is made of them again for the log reduces to numbers of 0 "
+        "or more.",
+        "composition", "statistics were told",
+        packages=_ALL, features=frozenset({"stats"}),
+        source="distributed/kv_transfer/kv_connector/utils.py KVOutputAggregator.aggregate; "
+        "v1/core/sched/scheduler.py update_from_output; v1/metrics.py KVConnectorLogging",
+        incidents=("B-040", "B-061"),
+        help="Add up into a new object, with keys that one of the two may lack; rebuild in "
+        "build_kv_connector_stats what to_dict gives.",
+    ),
+    Rule(
+        "KVC-902", "statistics start anew",
+        "What was counted is told once: a step in which nothing happens does not tell the counters "
+        "of the last one again. Levels, which do not add up, may be told as often as one likes.",
+        "worker half", "statistics were told",
+        packages=_ALL, features=frozenset({"stats", "orders"}),
+        source="v1/base.py get_kv_connector_stats ('during the last interval')",
+        help="Hand the object over and go on with a new one.",
+    ),
+    Rule(
+        "KVC-903", "KV events are well formed",
+        "take_events tells vLLM's own events, and they reach a subscriber. Where an event has the "
+        "tokens of vLLM's blocks, they are theirs, and the parent is the block before in the "
+        "request, whatever else was stored.",
+        _S, "events were told",
+        packages=_ALL, features=frozenset({"events"}),
+        source="distributed/kv_events.py BlockStored, KVEventBatch; v1/core/block_pool.py "
+        "cache_full_blocks",
+        incidents=("B-122",),
+        help="Take tokens and parent from the request that the block is of, when the save is "
+        "planned.",
+    ),
+    Rule(
+        "KVC-904", "KV events are told once",
+        "No event is handed out twice.",
+        _S, "events were told",
+        packages=_ALL, features=frozenset({"events"}),
+        source="v1/base.py take_events ('since the last call'); v1/core/sched/scheduler.py "
+        "update_from_output",
+        help="Empty the queue as it is read.",
+    ),
+    Rule(
+        "KVC-905", "what is announced can be fetched",
+        "A block is announced when it has been computed and saved, its removal is announced when "
+        "it is gone, and only then. In between a lookup finds it.",
+        _S, "events were told",
+        packages=_ALL, features=frozenset({"events"}),
+        source="distributed/kv_events.py BlockStored, BlockRemoved: what a router goes by",
+        incidents=("B-122",),
+        help="Announce on completion of the save, not when it is planned; and where the store "
+        "evicts or forgets.",
+    ),
+    Rule(
+        "KVC-906", "workers' metadata adds up, and is told once",
+        "What build_connector_worker_meta answers can be sent, and added to that of other ranks; "
+        "a step in which nothing happens does not tell it again.",
+        _W, "metadata of a worker was told",
+        packages=_ALL, features=frozenset({"worker-meta"}), since="0.18.0",
+        source="distributed/kv_transfer/kv_connector/utils.py KVOutputAggregator.aggregate; "
+        "v1/base.py build_connector_worker_meta",
+        help="Take what has gathered out, and add up into a new object.",
+    ),
+    Rule(
+        "KVC-907", "a worker's answers stay what they were",
+        "Sets, statistics and metadata that a hook of the worker half has answered do not change "
+        "before vLLM has processed the step.",
+        _W, "an answer was looked at again",
+        packages=_ALL, features=_ASYNC,
+        source="v1/worker/kv_connector_model_runner_mixin.py: the objects go into the output as "
+        "they are; v1/engine/core.py step_with_batch_queue: the next step runs before",
+        help="Answer a copy, or hand the object over and go on with a new one.",
+    ),
     Rule(
         "VLL-001", "vLLM does not raise on a conformant history",
         "Whatever a connector may legally answer, the scheduler and the runner carry on.",

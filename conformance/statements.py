@@ -181,17 +181,14 @@ STATEMENTS: tuple[Statement, ...] = (
         "SCH-23",
         "Statistics of all ranks and of both halves are of one type, add up, and start anew when "
         "they are read.",
-        _C, (),
-        "Not judged yet: what the hook answers is not recorded. It takes a record of its type on "
-        "either half and of whether two readings are the same object, and errors that leave the "
-        "statistics' own methods have to be the target's.",
+        _C, ("KVC-901", "KVC-902"),
+        "What starts anew is judged of counters, where transfers can be seen. Whether a counter "
+        "counts what its name says is the connector's own business.",
     ),
     Statement(
         "SCH-24",
         "take_events hands out each event once, and nothing when there are none.",
-        _C, (),
-        "Not judged yet: what the hook answers is not recorded. It takes a record of the events, "
-        "in which no object comes twice.",
+        _C, ("KVC-903", "KVC-904", "KVC-905"),
     ),
     Statement(
         "SCH-25",
@@ -288,8 +285,9 @@ STATEMENTS: tuple[Statement, ...] = (
     Statement(
         "WRK-10",
         "Failed blocks, statistics, events and the workers' metadata are gone once they were read.",
-        _C, ("KVC-602",),
-        "Judged of failed blocks; of the others not yet: what their hooks answer is not recorded.",
+        _C, ("KVC-602", "KVC-902", "KVC-904", "KVC-906"),
+        "Of the events that workers gather (get_kv_connector_kv_cache_events) only what becomes of "
+        "them is judged: what the scheduler half hands out.",
     ),
     Statement(
         "WRK-11",
@@ -330,9 +328,8 @@ STATEMENTS: tuple[Statement, ...] = (
         "WRK-17",
         "Hooks of the worker half answer what vLLM takes apart, and not the very sets that they go "
         "on using.",
-        _C, ("KVC-011",),
-        "The second half is not judged yet: what a rank reports is pickled at once. It takes a "
-        "second look at the answer when the step is processed.",
+        _C, ("KVC-011", "KVC-907"),
+        "From 0.32 on vLLM itself copies the sets of get_finished.",
     ),
     # -- the data ---------------------------------------------------------------------------------
     Statement(

@@ -79,6 +79,7 @@ def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]
     overridden("reset", "reset_cache")
     overridden("events", "take_events")
     overridden("stats", "get_kv_connector_stats")
+    overridden("worker-meta", "build_connector_worker_meta")
     if compat.supports_groups(cls) and all(
         map(compat.supports_groups, compat.connector_classes(target))
     ):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvconform.engine import clock, compat, lives, logs, threads
+from kvconform.engine.chains import Chains
 from kvconform.engine.clock import Clock
 from kvconform.engine.engine import Engine
 from kvconform.engine.oracle import Stream, stream
@@ -116,6 +117,7 @@ class Cluster:
         self._stopped = False
         self.former: list[Engine] = []
         self._streams: dict[str, Stream] = {}
+        self._chains = Chains()
         self._folder: str | None = None
         self.engines: list[Engine] = []
         threads.begin()
@@ -142,7 +144,7 @@ class Cluster:
         """An engine in this life, after so many steps of earlier ones."""
         return Engine(
             index, self.target, self.shape, self._extra(), self.trace, self._streams, self._halt,
-            self._folder, life, begun,
+            self._chains, self._folder, life, begun,
         )  # fmt: skip
 
     def _extra(self) -> Mapping[str, Any]:

@@ -17,8 +17,10 @@ from typing import Any
 
 from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
+from kvconform.engine.chains import Chains
 from kvconform.engine.memory import Memory, Promise
 from kvconform.engine.mentions import mentions
+from kvconform.engine.observe import Observer
 from kvconform.engine.oracle import Stream
 from kvconform.engine.plans import Plans
 from kvconform.engine.recorder import ESCAPING, Recorder
@@ -60,6 +62,7 @@ class Engine:
         trace: where observations go.
         streams: every request of the run, by id, with the stream that it must follow.
         halt: asked between the phases of a step; true ends the run.
+        chains: the blocks of all requests of the run.
         folder: the run's own folder, if the target has one.
         life: which of its lives this is.
         begun: steps of its lives before.
@@ -79,6 +82,7 @@ class Engine:
         trace: Trace,
         streams: Mapping[str, Stream],
         halt: Callable[[], bool],
+        chains: Chains,
         folder: str | None = None,
         life: compat.Life | None = None,
         begun: int = 0,
@@ -124,6 +128,9 @@ class Engine:
         self._depth = compat.concurrent_batches(self.config, shape)
         layers = sum(len(g) for s in range(shape.pp) for g in compat.layer_names(shape, s))
         self.memory = Memory(index, shape, layers, target.caches)
+        self._observer = Observer(
+            self._recorder, trace, index, self.config, chains, parts.hash_block_size
+        )
         self._recorder.wrap(
             self.connector,
             "scheduler half",
@@ -135,21 +142,28 @@ class Engine:
                 "request_finished": self._remember,
                 "request_finished_all_groups": self._remember,
             },
-            after={
-                "build_connector_meta": self._after_meta,
-                "get_num_new_matched_tokens": self._after_lookup,
-                "update_state_after_alloc": functools.partial(
-                    self._compare, "update_state_after_alloc"
-                ),
-                "request_finished": functools.partial(self._compare, "request_finished"),
-                "request_finished_all_groups": functools.partial(self._compare, "request_finished"),
-            },
+            after=_both(
+                self._observer.scheduler_half(self.scheduler),
+                {
+                    "build_connector_meta": self._after_meta,
+                    "get_num_new_matched_tokens": self._after_lookup,
+                    "update_state_after_alloc": functools.partial(
+                        self._compare, "update_state_after_alloc"
+                    ),
+                    "request_finished": functools.partial(self._compare, "request_finished"),
+                    "request_finished_all_groups": functools.partial(
+                        self._compare, "request_finished"
+                    ),
+                },
+            ),
         )
         self.workers: list[Worker] = []
         for rank, config in enumerate(self._configs):
             with compat.rank_scope(config, rank, shape, None):
                 connector = compat.build_worker_connector(config, parts, shape, rank // shape.tp)
-            self._recorder.wrap(connector, "worker half", rank)
+            self._recorder.wrap(
+                connector, "worker half", rank, after=self._observer.worker_half(rank)
+            )
             worker = Worker(rank, self.memory, config, connector, streams.__getitem__)
             with compat.rank_scope(config, rank, shape, connector):
                 worker.register()
@@ -306,12 +320,14 @@ class Engine:
                 worker.prepare(step)
         self.memory.apply()
         outputs = []
+        self._observer.begin_step()
         for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
             with (
                 compat.rank_scope(config, worker.rank, self.shape, worker.connector),
                 self._phase(),
             ):
                 output = worker.execute(step, self._note_misread)
+                self._check_halt()  # what cannot be pickled has been objected to
                 outputs.append(pickle.loads(pickle.dumps(output)))
             self._check_halt()  # after a wrong answer nothing more can be made of the step
             self._emit_ran(worker.rank, compat.reported(outputs[-1].kv_connector_output))
@@ -353,8 +369,10 @@ class Engine:
                 f"the {type(so.kv_connector_metadata).__name__} of the step changed after it had "
                 "been handed out, and before its report was processed",
             )
+        self._observer.processed()
         with self._phase():
             delivered = self.scheduler.update_from_output(so, output)
+        self._observer.logged(delivered)
         self._propose(so)
         self._unprocessed.pop(0)
         for outputs in delivered.values():
@@ -646,6 +664,7 @@ class Engine:
         """
         scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
         self._left_with = {"restless": restless, "foreign_clock": foreign_clock}
+        self._observer.log()
         before = len(self.trace)
         for name, request in scheduler.requests.items():
             self.left("request", name, request.status.name)
@@ -709,6 +728,21 @@ class Engine:
             with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
                 worker.connector.shutdown()
         self.connector.shutdown()
+
+
+def _both(*hooks: Mapping[str, Callable[..., None]]) -> dict[str, Callable[..., None]]:
+    """Several things to do at each hook, one after the other."""
+
+    def in_turn(of: list[Callable[..., None]]) -> Callable[..., None]:
+        def do(*args: Any) -> None:
+            for one in of:
+                one(*args)
+
+        return do
+
+    return {
+        name: in_turn([h[name] for h in hooks if name in h]) for name in sorted(set().union(*hooks))
+    }
 
 
 _STATE = ("status", "num_computed_tokens", "num_tokens", "num_prompt_tokens", "block hashes",

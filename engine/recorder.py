@@ -12,11 +12,11 @@ import functools
 import re
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
-from kvconform.engine import threads
+from kvconform.engine import compat, threads
 from kvconform.scenario.trace import Event, Kind, Trace
 
 SCHEDULER_HOOKS = (
@@ -27,6 +27,7 @@ SCHEDULER_HOOKS = (
     "update_connector_output",
     "request_finished",
     "request_finished_all_groups",
+    "get_kv_connector_stats",
     "take_events",
     "reset_cache",
     "has_pending_block_frees",
@@ -106,6 +107,15 @@ def _sets_problem(answer: Any) -> str | None:
     return None if right else "a pair of sets of request ids, or None"
 
 
+def _events_problem(answer: Any) -> str | None:
+    return None if answer is None or isinstance(answer, Iterable) else "KV events in a row, or None"
+
+
+def _statistics_problem(answer: Any) -> str | None:
+    right = answer is None or isinstance(answer, compat.HANDED["statistics"])
+    return None if right else "statistics (KVConnectorStats), or None"
+
+
 def _errors_problem(answer: Any) -> str | None:
     return None if _is_ids(answer, int) else "a set of block ids"
 
@@ -115,6 +125,8 @@ _ANSWERS: dict[str, Callable[[Any], str | None]] = {
     "request_finished_all_groups": _finish_problem,
     "get_finished": _sets_problem,
     "get_block_ids_with_load_errors": _errors_problem,
+    "get_kv_connector_stats": _statistics_problem,
+    "take_events": _events_problem,
 }
 """Hooks whose answer vLLM takes apart; each says what it should have been when it is not."""
 
@@ -127,6 +139,7 @@ _KEEP: dict[str, Callable[[tuple[Any, ...], Any], dict[str, Any]]] = {
     "reset_cache": lambda _, answer: {"answer": answer},
     "update_connector_output": lambda args, _: {"told": _told(args[0])},
     "get_finished": lambda args, answer: {"finished": set(args[0]), "answer": answer},
+    "get_transfer_results": lambda _, answer: {"told": _told(answer)},
     "get_block_ids_with_load_errors": lambda _, answer: {"answer": answer},
 }
 
@@ -150,6 +163,7 @@ class Recorder:
 
     Attributes:
         step: the engine's step, set by the engine.
+        modules: where the target's code is: errors from there are its own.
         raised: the exception that last escaped a hook.
         pending: what the hooks of :data:`PENDING` answered last.
     """
@@ -159,7 +173,7 @@ class Recorder:
     ) -> None:
         self.trace = trace
         self.engine = engine
-        self._modules = modules
+        self.modules = modules
         self._folder = folder
         self.step = 0
         self.raised: BaseException | None = None
@@ -241,6 +255,8 @@ class Recorder:
             depth[key] += 1
             try:
                 answer = hook(*args, **kwargs)
+                if isinstance(answer, Iterator):  # its body is the hook's, and vLLM runs it at once
+                    answer = list(answer)
             except ESCAPING as error:
                 self.raised = error
                 self.trace.emit(
@@ -286,7 +302,8 @@ class Recorder:
         description is the same in every run.
         """
         frames = list(_frames(error.__traceback__))
-        mine = [f for f in frames if f[0] in self._modules]
+        handed = next(filter(None, map(_handed, _selves(error.__traceback__))), "")
+        mine = [f for f in frames if f[0] in self.modules]
         module, function, line, source = (mine or frames or [("?", "?", 0, "")])[-1]
         message = _ADDRESS.sub("0x…", str(error))
         if self._folder is not None:
@@ -298,7 +315,18 @@ class Recorder:
             "line": line,
             "source": source,
             "target": bool(mine),
+            "handed": handed,
         }
+
+
+def _selves(tb: TracebackType | None) -> Iterator[Any]:
+    for frame, _ in traceback.walk_tb(tb):
+        yield frame.f_locals.get("self")
+
+
+def _handed(obj: Any) -> str:
+    """What kind of object it is that a hook handed to vLLM; empty: no such object."""
+    return next((name for name, kind in compat.HANDED.items() if isinstance(obj, kind)), "")
 
 
 def _frames(tb: TracebackType | None) -> Any:

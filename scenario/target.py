@@ -10,8 +10,8 @@ from typing import Any, Literal
 World = Literal["plain", "transport", "mooncake"]
 Caches = Literal["whole", "pairs"]
 
-FEATURES = ("async", "load-failure", "reset", "events", "stats", "hma", "orders", "pd", "pp",
-            "carry", "keeps", "verifies")  # fmt: skip
+FEATURES = ("async", "load-failure", "reset", "events", "stats", "worker-meta", "hma", "orders",
+            "pd", "pp", "carry", "keeps", "verifies")  # fmt: skip
 """What a target may have; most are found by looking at the class. Only declared are those of
 :data:`DECLARED`:
 

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     MOVED = "moved"  # transfer, direction, blocks, planned, stale, failed, source, ...: bytes moved
     CLOSED = "closed"  # transfer, direction: the connector was told
     WIRE = "wire"  # problem, detail: metadata did not survive the way to the workers unchanged
+    OBSERVED = "observed"  # what, half, ...: statistics, events, metadata of workers; see observe
     BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook
     RESET = "reset"  # running, connector, ok
     FORGOT = "forgot"  # blocks: how many the store has lost that a lookup had just found

@@ -17,6 +17,7 @@ from kvconform.conformance.checks import (
     lookup,
     memory,
     metadata,
+    observation,
     progress,
     restart,
     saving,
@@ -41,6 +42,7 @@ ALL: tuple[type[Check], ...] = (
     *groups.CHECKS,
     *progress.CHECKS,
     *composition.CHECKS,
+    *observation.CHECKS,
     *engine.CHECKS,
 )
 """Every check, in the order in which they hear an event."""

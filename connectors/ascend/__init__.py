@@ -12,6 +12,8 @@ Read it in this order; each module has one idea:
 ``groups``                KV cache groups beside the first one, of full attention or with a window
 ``store``                 the host memory: capacity, eviction, pins, reservations
 ``offers``                what an engine that prefills lets another read, under a lease
+``statistics``            what both halves count
+``announcements``         which blocks the store holds, for whoever routes requests
 ``device``                copies of single blocks between device and host
 ``exchange``              pulls and offers of one rank, whichever process the other engine is in
 ``peers``                 the same between processes, over ZeroMQ

@@ -2,7 +2,7 @@
 
 vLLM passes on what ``build_connector_worker_meta`` answers, since 0.18. Before that, statistics are
 all that goes from the workers to the scheduler half and is not about requests: the report goes as
-such, with no numbers in it.
+such, beside whatever was counted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from kvconform.connectors.ascend.metadata import WorkerReport
+from kvconform.connectors.ascend.statistics import TransferStats
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
@@ -23,21 +24,26 @@ AS_STATISTICS = not hasattr(KVConnectorBase_V1, "build_connector_worker_meta")
 
 
 @dataclass
-class ReportAsStats(KVConnectorStats):
-    """A report among statistics; ``data``, which vLLM logs, stays empty."""
+class ReportAsStats(TransferStats):
+    """Statistics with a report beside them, which vLLM does not log."""
 
     report: WorkerReport | None = None
 
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Both ranks' reports in a new one."""
+    def aggregate(self, other: KVConnectorStats) -> ReportAsStats:
+        """Both ranks' numbers and reports in a new one."""
         assert isinstance(other, ReportAsStats)
-        assert self.report is not None
-        assert other.report is not None
-        return ReportAsStats(report=self.report.aggregate(other.report))
+        report, theirs = self.report, other.report
+        if report is not None and theirs is not None:
+            report = report.aggregate(theirs)
+        return ReportAsStats(super().aggregate(other).data, report or theirs)
 
     def is_empty(self) -> bool:
-        """There are no numbers in it."""
-        return True
+        """There is neither a number nor a report in it."""
+        return super().is_empty() and self.report is None
+
+
+STATISTICS: type[TransferStats] = ReportAsStats if AS_STATISTICS else TransferStats
+"""Of which kind the statistics of both halves are: vLLM adds them up."""
 
 
 def delivered(output: KVConnectorOutput) -> WorkerReport | None:

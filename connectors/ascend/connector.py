@@ -22,17 +22,21 @@ from vllm.distributed.parallel_state import (
     model_parallel_is_initialized,
 )
 
-from kvconform.connectors.ascend.carrier import AS_STATISTICS, ReportAsStats
+from kvconform.connectors.ascend.carrier import AS_STATISTICS, STATISTICS, ReportAsStats
 from kvconform.connectors.ascend.device import select_device
 from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS, SupportsHMA
 from kvconform.connectors.ascend.metadata import StepJobs, WorkerReport
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.statistics import TransferStats
 from kvconform.connectors.ascend.transport import make_transport
 from kvconform.connectors.ascend.worker import WorkerHalf
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
     from vllm.forward_context import ForwardContext
@@ -143,6 +147,9 @@ class AscendConnector(KVConnectorBase_V1, SupportsHMA):
     def reset_cache(self) -> bool:
         return self.scheduler.reset_cache()
 
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return self.scheduler.take_events()
+
     # -- worker -----------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -192,10 +199,27 @@ class AscendConnector(KVConnectorBase_V1, SupportsHMA):
             results.failed_recving |= self.worker.take_failed_requests()
             return results
 
-    if AS_STATISTICS:
+    # -- both -------------------------------------------------------------------------------------
 
-        def get_kv_connector_stats(self) -> KVConnectorStats | None:
-            if self._worker is None:
-                return None
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        half = self._scheduler or self._worker
+        assert half is not None
+        counted = half.tally.take(STATISTICS)
+        if AS_STATISTICS and self._worker is not None:
             report = self._worker.build_connector_worker_meta()
-            return ReportAsStats(report=report) if report is not None else None
+            return _with_report(counted, report)
+        return counted
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        return TransferStats(dict(data or {}))
+
+
+def _with_report(
+    counted: TransferStats | None, report: WorkerReport | None
+) -> KVConnectorStats | None:
+    if report is None:
+        return counted
+    return ReportAsStats(counted.data if counted is not None else {}, report)

@@ -32,6 +32,10 @@ class Device(Protocol):
             ValueError: no dimension of a tensor counts blocks.
         """
 
+    @property
+    def block_bytes(self) -> int:
+        """Size of one block's KV, all layers."""
+
     def read(self, block_ids: Sequence[int]) -> list[Shard]:
         """The KV of these blocks, all layers, in new host tensors."""
 
@@ -58,6 +62,11 @@ class CpuDevice:
         ]
         # Layers of different groups share their memory, block by block: once is enough.
         self._planes = list({(p.data_ptr(), p.shape, p.stride()): p for p in planes}.values())
+
+    @property
+    def block_bytes(self) -> int:
+        """See ``Device``."""
+        return sum(plane[0].numel() * plane.element_size() for plane in self._planes)
 
     def read(self, block_ids: Sequence[int]) -> list[Shard]:
         """See ``Device``."""

@@ -26,7 +26,7 @@ from kvconform.connectors.ascend.mover import Mover
 from kvconform.connectors.ascend.server import StoreServer
 from kvconform.connectors.ascend.service import AddressTakenError
 from kvconform.connectors.ascend.settings import RemoteStore, Settings
-from kvconform.connectors.ascend.store import HostStore
+from kvconform.connectors.ascend.store import HostStore, Watcher
 from kvconform.connectors.ascend.transfers import GoneError, Outcome, Transfer
 from kvconform.connectors.ascend.wire import Message, WireError, pack, store_title, unpack
 
@@ -121,6 +121,10 @@ class RemoteTransport:
         """See ``Transport``; False if the store does not say that it is done."""
         self._lookups.clear()  # an answer from before must not be believed after
         return self._ask("clear", _CLEAR_SECONDS) is not None
+
+    def watch(self, watcher: Watcher) -> bool:
+        """See ``Transport``; the store does not say what it evicts."""
+        return False
 
     def _ask(self, op: str, seconds: float | None = None, **fields: Any) -> tuple[int, ...] | None:
         """The store's answer, or None if it does not come in time."""

@@ -12,14 +12,17 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvconform.connectors.ascend.announcements import Announcer
 from kvconform.connectors.ascend.carrier import delivered
 from kvconform.connectors.ascend.groups import are_there
 from kvconform.connectors.ascend.lives import FINISHED_ON_ITS_OWN, Life, OpenJob, Tables
 from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs
 from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.statistics import Tally
 from kvconform.connectors.ascend.transport import Transport
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
@@ -43,6 +46,12 @@ class SchedulerHalf:
         self._outbox: list[Job] = []  # not handed out yet
         self._epoch = 0
         self._numbers = itertools.count()
+        self.tally = Tally()
+        self._announcer: Announcer | None = None
+        # Of several groups a block is there only with others of the same prefix: no event says so.
+        if settings.announces and settings.may_save and not self.groups.are_several:
+            announcer = Announcer(settings.block_size)
+            self._announcer = announcer if transport.watch(announcer) else None
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -118,13 +127,16 @@ class SchedulerHalf:
         request's salt, adapter and media; but not for the model, which engines over one store need
         not have in common (DAT-11).
         """
-        stop, layout = request.num_tokens // self.settings.block_size, self.settings.layout
-        return [layout + bytes(block_hash) for block_hash in request.block_hashes[start:stop]]
+        stop = request.num_tokens // self.settings.block_size
+        return [self._key(0, block_hash) for block_hash in request.block_hashes[start:stop]]
 
     def _keys_of_others(self, request: Request, start: int, tokens: int) -> list[bytes]:
         """Names of what the groups beside the first one need, see ``Groups.others``."""
         hashes = request.block_hashes
-        return [self.groups.key(g, hashes[i]) for g, i in self.groups.others(start, tokens)]
+        return [self._key(group, hashes[i]) for group, i in self.groups.others(start, tokens)]
+
+    def _key(self, group: int, block_hash: bytes) -> bytes:
+        return self.settings.layout + self.groups.key(group, block_hash)
 
     def _promise(self, request: Request, local: int, found: int) -> tuple[int, bool]:
         """Blocks to promise of ``found`` ones beyond ``local`` ones, and whether in the background.
@@ -257,15 +269,15 @@ class SchedulerHalf:
         keys, block_ids = self._keys(request, 0)[:final], list(block_ids[:final])
         for group, table in enumerate(life.tables[1:], 1):
             for block_hash, block in zip(request.block_hashes, table[:final], strict=False):
-                if self.groups.is_there(
-                    block
-                ):  # a window has given back what it does not see any more
-                    keys.append(self.groups.key(group, block_hash))
+                if self.groups.is_there(block):  # a window gives back what it does not see any more
+                    keys.append(self._key(group, block_hash))
                     block_ids.append(block)
         job_id = self._new_id("save")
         granted = self.transport.reserve(job_id, keys)
         if not granted:
             return False
+        if self._announcer is not None:
+            self._announcer.expect(job_id, request, {keys[i]: i for i in granted})
         keys = [keys[i] for i in granted]
         self._plan(job_id, request, life, "save", keys, [block_ids[i] for i in granted])
         return True
@@ -311,6 +323,8 @@ class SchedulerHalf:
         name = request.request_id
         job = Job(job_id, name, direction, tuple(keys), tuple(block_ids), wait, source)
         self._open[job_id] = OpenJob(job, life, self.settings.world_size)
+        if direction in ("load", "pull"):
+            self.tally.add(hits=1, hit_blocks=len(block_ids))
         self._outbox.append(job)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
@@ -349,6 +363,12 @@ class SchedulerHalf:
                 self.transport.abandon(closed.job.job_id)
             case "save":
                 self.transport.commit(closed.job.job_id)
+        if self._announcer is not None:
+            self._announcer.settled(closed.job.job_id)
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """What the store holds of what this engine saved, and holds no longer (SCH-24)."""
+        return self._announcer.take() if self._announcer is not None else []
 
     # -- the rest ---------------------------------------------------------------------------------
 

@@ -191,6 +191,7 @@ class Settings:
             at none ("").
         verify: see the module.
         layout: names what KV depends on beside a request: model, data type, block size.
+        announces: vLLM publishes KV events (``--kv-events-config``).
         instance: tells the engine from one of the same name before it.
         windows: per KV cache group the width of its window in tokens, 0 for full attention.
     """
@@ -211,6 +212,7 @@ class Settings:
     peers: Endpoint | None = None
     verify: bool = False
     layout: bytes = field(default=b"", compare=False)
+    announces: bool = False
     instance: str = field(default="", compare=False)
     windows: tuple[int, ...] = (0,)
 
@@ -238,7 +240,7 @@ class Settings:
         several = len(windows) > 1
         extra = transfer.kv_connector_extra_config
         engine_id = str(transfer.engine_id)
-        transport = extra.get("transport")
+        transport, events = extra.get("transport"), vllm_config.kv_events_config
         world_size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         return cls(
             engine_id=engine_id,
@@ -258,6 +260,7 @@ class Settings:
             peers=_read_peers(extra, world_size, transfer.is_kv_producer),
             verify=_flag(extra, "verify"),
             layout=_layout(vllm_config),
+            announces=events is not None and events.enable_kv_cache_events,
             instance=vllm_config.instance_id,
             windows=windows,
         )

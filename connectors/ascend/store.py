@@ -18,13 +18,23 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
-from weakref import WeakValueDictionary
+from typing import ClassVar, Protocol
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 
 Shard = tuple[torch.Tensor, ...]
 """One KV block of one rank: a host tensor per layer (two where K and V are separate)."""
+
+
+class Watcher(Protocol):
+    """Hears what becomes of keys, with the store's lock held, so in the order of events."""
+
+    def stored(self, holder: str, keys: Sequence[bytes]) -> None:
+        """The holder committed these keys."""
+
+    def removed(self, key: bytes) -> None:
+        """The key is committed no longer."""
 
 
 @dataclass(eq=False)
@@ -63,6 +73,7 @@ class HostStore:
         self._pinned_by: dict[str, dict[bytes, _Entry]] = {}
         self._reserved_by: dict[str, dict[bytes, _Entry]] = {}
         self._cleared: set[_Entry] = set()  # no longer committed, still pinned
+        self._watchers: WeakSet[Watcher] = WeakSet()
 
     @classmethod
     def named(
@@ -83,6 +94,11 @@ class HostStore:
                 f"ranks; asked for {capacity_blocks} blocks of {world_size} ranks"
             )
         return store
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell ``watcher`` from now on, for as long as somebody else knows it."""
+        with self._lock:
+            self._watchers.add(watcher)
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -187,10 +203,15 @@ class HostStore:
         Entries that lack a shard, or that were cleared meanwhile, are given up instead.
         """
         with self._lock:
+            whole = [
+                (key, entry)
+                for key, entry in self._release(holder).items()
+                if not entry.doomed and len(entry.shards) == self.world_size
+            ]
             # The head of a chain goes in last: it is evicted last.
-            for key, entry in reversed(self._release(holder).items()):
-                if not entry.doomed and len(entry.shards) == self.world_size:
-                    self._committed[key] = entry
+            self._committed.update(reversed(whole))
+            for watcher in self._watchers:
+                watcher.stored(holder, [key for key, _ in whole])
 
     def abandon(self, holder: str) -> None:
         """Give up everything that ``holder`` reserved (nothing is fine)."""
@@ -203,7 +224,7 @@ class HostStore:
             for key in keys:
                 entry = self._committed.get(key)
                 if entry is not None and not entry.pins:
-                    del self._committed[key]
+                    self._remove(key)
 
     def clear(self) -> None:
         """Forget everything: nothing saved, or being saved, before now is ever found again.
@@ -212,7 +233,8 @@ class HostStore:
         """
         with self._lock:
             self._cleared.update(e for e in self._committed.values() if e.pins)
-            self._committed.clear()
+            for key in list(self._committed):
+                self._remove(key)
             for entry in self._reserved.values():
                 entry.doomed = True
             self._reserved.clear()  # the keys may be reserved anew at once
@@ -240,9 +262,14 @@ class HostStore:
             return True
         for key, entry in self._committed.items():
             if not entry.pins and key not in chain:
-                del self._committed[key]
+                self._remove(key)
                 return True
         return False
+
+    def _remove(self, key: bytes) -> None:
+        del self._committed[key]
+        for watcher in self._watchers:
+            watcher.removed(key)
 
     def _release(self, holder: str) -> dict[bytes, _Entry]:
         entries = self._reserved_by.pop(holder, {})

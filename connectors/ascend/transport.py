@@ -16,7 +16,7 @@ from kvconform.connectors.ascend.exchange import Exchange
 from kvconform.connectors.ascend.metadata import Source
 from kvconform.connectors.ascend.remote import connect
 from kvconform.connectors.ascend.settings import Settings
-from kvconform.connectors.ascend.store import HostStore
+from kvconform.connectors.ascend.store import HostStore, Watcher
 from kvconform.connectors.ascend.transfers import Outcome, Transfer
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class Transport(Protocol):
 
     def clear(self) -> bool:
         """Nothing saved, or being saved, before this call is found after it; False if it failed."""
+
+    def watch(self, watcher: Watcher) -> bool:
+        """Tell ``watcher`` what becomes of keys; False: this transport does not know."""
 
     # -- beside a worker --------------------------------------------------------------------------
 
@@ -132,6 +135,11 @@ class LocalTransport:
     def clear(self) -> bool:
         """See ``Transport``."""
         self.store.clear()
+        return True
+
+    def watch(self, watcher: Watcher) -> bool:
+        """See ``Transport``."""
+        self.store.watch(watcher)
         return True
 
     def register(self, device: Device) -> None:

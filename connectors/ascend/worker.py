@@ -4,7 +4,7 @@ Within a step vLLM calls, in this order (the forward may be missing, and until 0
 ``wait_for_save`` then; with speculative decoding it comes last)::
 
     begin_step, start_load_kv, <forward>, wait_for_save, get_finished,
-    get_block_ids_with_load_errors, build_connector_worker_meta
+    get_block_ids_with_load_errors, <statistics>, build_connector_worker_meta
 
 From 0.32 on ``start_load_kv`` comes after the forward when the step has no load to wait for.
 """
@@ -20,6 +20,7 @@ from kvconform.connectors.ascend.device import Device, KVCache
 from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS
 from kvconform.connectors.ascend.metadata import Closing, Direction, Job, StepJobs, WorkerReport
 from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.statistics import Tally
 from kvconform.connectors.ascend.transport import Outcome, Transfer, Transport
 
 
@@ -43,6 +44,8 @@ class WorkerHalf:
         self._failed_requests: set[str] = set()  # the same, where requests are named
         self._closings: dict[str, Closing] = {}  # by job id, not reported yet
         self._sends: Counter[str] = Counter()  # open saves and offers, by request
+        self._sizes: dict[str, int] = {}  # blocks, by job id, of what has not ended
+        self.tally = Tally()
 
     def register_kv_caches(self, kv_caches: dict[str, KVCache]) -> None:
         """Once, before the first step."""
@@ -149,6 +152,7 @@ class WorkerHalf:
                 continue
             if job.direction in ("save", "offer"):
                 self._sends[job.request_id] += 1
+            self._sizes[job.job_id] = len(job.block_ids)
             self.transport.submit(
                 Transfer(
                     id=job.job_id,
@@ -174,3 +178,16 @@ class WorkerHalf:
             self._failed_requests.add(outcome.request_id)
         else:  # of several groups an older vLLM dies of it: better than to compute with it
             self._load_errors.update(outcome.failed_block_ids)
+        self._count(outcome)
+
+    def _count(self, outcome: Outcome) -> None:
+        name, lost = outcome.direction, len(outcome.failed_block_ids)
+        moved = self._sizes.pop(outcome.transfer_id, lost) - lost
+        self.tally.add(
+            **{
+                f"{name}_transfers": 1,
+                f"{name}_blocks": moved,
+                f"{name}_bytes": 0 if name == "offer" else moved * self.device.block_bytes,
+                f"{name}_failed_blocks": lost,
+            }
+        )

@@ -40,6 +40,16 @@ from kvconform.engine.compat.control import (
 )
 from kvconform.engine.compat.hashes import tells_apart
 from kvconform.engine.compat.layout import build_kv_cache_config, layer_names
+from kvconform.engine.compat.observation import (
+    HANDED,
+    FrontEnd,
+    is_event,
+    names_of,
+    received_event,
+    removed,
+    stored,
+    tells_events,
+)
 from kvconform.engine.compat.outputs import (
     NAMES_FAILED_REQUESTS,
     REPORTS_FAILED_LOADS,
@@ -70,8 +80,10 @@ from kvconform.engine.compat.wire import (
 
 __all__ = [
     "ABORTS_WITHIN_STEPS",
+    "HANDED",
     "NAMES_FAILED_REQUESTS",
     "REPORTS_FAILED_LOADS",
+    "FrontEnd",
     "Life",
     "Parts",
     "Report",
@@ -96,25 +108,31 @@ __all__ = [
     "handle_preemptions",
     "handshake",
     "holders",
+    "is_event",
     "layer_names",
     "named",
+    "names_of",
     "new_tokens",
     "no_forward_output",
     "output_counts",
     "preempted",
     "prompt_length",
     "rank_scope",
+    "received_event",
     "register_kv_caches",
+    "removed",
     "reported",
     "reset_choices",
     "resumed",
     "runner_output",
     "scheduler_class",
     "shake_hands",
+    "stored",
     "supports",
     "supports_groups",
     "takes_ids_in_use",
     "tells_apart",
+    "tells_events",
     "vllm_version",
     "world_output",
 ]

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kvconform.engine.compat.fit import fitting
 from kvconform.engine.compat.layout import model_dir
+from kvconform.engine.compat.observation import publish_events
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Target
 
@@ -102,6 +103,7 @@ def _config(
         parallel_config=parallel,
         device_config=DeviceConfig("cpu"),
     )
+    publish_events(config)
     # __post_init__ may turn async scheduling on by itself.
     config.scheduler_config.async_scheduling = shape.async_scheduling
     config.cache_config.num_gpu_blocks = shape.num_blocks

@@ -24,6 +24,7 @@ from kvconform.connectors.zoo import (
     lookup,
     memory,
     metadata,
+    observation,
     restart,
 )
 from kvconform.scenario.actions import (
@@ -90,6 +91,7 @@ class History:
 
 P = Prompt(0, 40)
 FULL = Shape(num_blocks=8)
+ASYNC = Shape(async_scheduling=True)
 APART = Shape(topology="pd", engines=2)
 TIGHT = Shape(topology="pd", engines=2, num_blocks=8)
 WINDOW = Shape(window=24)
@@ -249,6 +251,34 @@ HISTORIES = (
             (a(33, 4), Step(2), Arrive(Prompt(1, 20), 9), Step(), Reset(running=True), Step(5))),
     History("KVC-701", failure.PollsOnlyWhenBusy, "load never completed",
             (*saved(32), Hold("load"), a(32), Step())),
+    History("KVC-901", WRONG["KVC-901"], "of several types", (*saved(17), a(17))),
+    History("KVC-901", observation.RebuiltAsBase, "NotImplementedError in is_empty", (a(16),)),
+    History("KVC-901", observation.KeysAreThere, "KeyError in aggregate", (*saved(17), a(17))),
+    History("KVC-901", observation.ReducedToText, "not a number", (a(16),)),
+    # Found here at the first lookup, and from outside by the time that there is room.
+    History("KVC-901", observation.SubtractsSnapshot, "not a number of things",
+            (a(50), Step(4), Arrive(Prompt(1, 60), 9), Step(2), a(50), Step(12)), FULL,
+            side="scheduler half"),
+    History("KVC-902", WRONG["KVC-902"], "told again",
+            (*saved(33), Hold("load"), a(33), Step(5))),
+    History("KVC-903", WRONG["KVC-903"], "wrong parent",
+            (a(32), Step(3), Arrive(Prompt(1, 16)))),
+    History("KVC-903", observation.NamesAreText, "not received", (a(16),)),
+    History("KVC-904", WRONG["KVC-904"], "handed out again", (a(16), Step(3), a(1, 4))),
+    History("KVC-905", WRONG["KVC-905"], "not saved",
+            (a(16), Step(3), Hold("save"), Arrive(Prompt(1, 16)), Step())),
+    History("KVC-905", observation.EvictsInSilence, "announced, and not found",
+            (*saved(33), a(33), Step(4), Reset(connector=True), a(49), Step(3))),
+    History("KVC-905", observation.FirstOfMany, "removed, and never stored",
+            (a(33), Step(4), Reset(connector=True), a(1))),
+    History("KVC-906", WRONG["KVC-906"], "told again",
+            (*saved(33), Hold("load"), a(33), Step(5))),
+    History("KVC-906", observation.AddsInPlace, "aggregate gives nothing", (a(16),)),
+    History("KVC-907", observation.OneObject, "changed",
+            (a(50), Step(6), Reset(), a(50, 4), Step(6)), ASYNC),
+    History("KVC-907", observation.OwnErrors, "changed",
+            (a(50), Step(6), Reset(), Fail(), a(50), Step(4)), ASYNC),
+    History("KVC-907", WRONG["KVC-907"], "changed", (a(16), a(1, 9)), ASYNC),
     History("KVC-701", failure.DropsFailures, "load never completed",
             (*saved(50), Fail(1, "last"), a(50), Step())),
 )  # fmt: skip

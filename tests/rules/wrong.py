@@ -56,6 +56,15 @@ from kvconform.connectors.zoo.metadata import (
     PlansAgain,
     UnpicklableMetadata,
 )
+from kvconform.connectors.zoo.observation import (
+    AnnouncesPlans,
+    CountsForEver,
+    KeepsEvents,
+    OwnTable,
+    ParentIsLastStored,
+    ReportsAgain,
+    StatisticsOfTwoKinds,
+)
 from kvconform.connectors.zoo.pins import LocksAreASet
 from kvconform.connectors.zoo.restart import LocksTheStore
 from kvconform.connectors.zoo.saving import CommitsWhatFailed, SavesFirst, TrustsItsMemory
@@ -115,5 +124,12 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-803": SavesNullBlocks,
     "KVC-804": PromisesTheLongestGroup,
     "KVC-808": LocksTheStore,
+    "KVC-901": StatisticsOfTwoKinds,
+    "KVC-902": CountsForEver,
+    "KVC-903": ParentIsLastStored,
+    "KVC-904": KeepsEvents,
+    "KVC-905": AnnouncesPlans,
+    "KVC-906": ReportsAgain,
+    "KVC-907": OwnTable,
 }
 """Rule id to the connector that breaks it."""
