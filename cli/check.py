@@ -97,12 +97,15 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     if checked.contract.get("changes"):
         print(terminal.drift(checked.vllm, checked.contract), file=out)
     ours = [f for f in checked.findings if f.violation.fingerprint.side == "vLLM"]
+    others = [f for f in checked.findings if f.violation.fingerprint.target != target.class_name]
     if ours:
         print(
             f"  notice: {len(ours)} of the findings are vLLM's own; they do not count against "
             "the target",
             file=out,
         )
+    for name in sorted({f.violation.fingerprint.target for f in others}):
+        print(f"  notice: faults of {name} beside the target do not count against it", file=out)
     if options.coverage:
         print(_coverage(checked.coverage), file=out)
     if options.json:

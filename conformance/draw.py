@@ -14,13 +14,16 @@ Draw = Callable[[SearchStrategy[Any]], Any]
 
 
 def shapes(
-    packages: frozenset[str], fixed: Mapping[str, Any], features: frozenset[str]
+    packages: frozenset[str],
+    fixed: Mapping[str, Any],
+    features: frozenset[str],
+    composed: bool = False,
 ) -> SearchStrategy[Shape]:
     """Shapes for a run with these fault packages; ``fixed`` fields are not drawn.
 
     ``features`` are the target's: pipeline stages only where it claims ``pp``, routers that carry
     the first token over only where it claims ``carry``. What the installed vLLM does not have is
-    not drawn.
+    not drawn. ``composed``: the target is never alone.
     """
     from kvconform.engine import compat  # needs vLLM: not at import
 
@@ -50,6 +53,8 @@ def shapes(
             "prefix_caching": draw(st.sampled_from((True, True, True, False))),
             "load_failure_policy": draw(had("load_failure_policy", "recompute", "fail")),
         }
+        if composed:
+            fields["beside"] = draw(st.sampled_from(("before", "after")))
         return Shape(**(fields | dict(fixed)))
 
     return draw_shape()

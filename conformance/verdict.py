@@ -85,6 +85,7 @@ def judge(
     static_done: bool = True,
     explored: bool = True,
     vllm: str = "",
+    target: str = "",
 ) -> Verdict:
     """The verdict that follows from what was seen.
 
@@ -96,13 +97,15 @@ def judge(
         static_done: whether L0 was judged.
         explored: whether anything was run.
         vllm: the version that it ran on.
+        target: its class; faults of others, in a composition, do not count. Empty: all do.
     """
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         by_rule.setdefault(finding.violation.fingerprint.rule, []).append(finding)
     verdicts = []
     for rule in RULES:
-        found = by_rule.get(rule.id, [])
+        all_found = by_rule.get(rule.id, [])
+        found = [f for f in all_found if f.violation.fingerprint.target == target or not target]
         count = reached[rule.id]
         result: Result
         reason = ""
@@ -126,7 +129,7 @@ def judge(
         else:
             result = "pass" if count else "vacuous"
             reason = "" if count else f"never reached: {rule.provoked}"
-        verdicts.append(RuleVerdict(rule, result, count, found, reason))
+        verdicts.append(RuleVerdict(rule, result, count, all_found, reason))
     return Verdict(profile, _result(verdicts), verdicts)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from kvconform.engine import clock, compat, logs, threads
 from kvconform.engine.clock import Clock
+from kvconform.engine.compose import composed
 from kvconform.engine.engine import Engine
 from kvconform.engine.oracle import Stream, stream
 from kvconform.engine.recorder import ESCAPING
@@ -104,7 +105,7 @@ class Cluster:
             value = getattr(shape, field.name)
             if not compat.supports(field.name, value):
                 raise RefusedError(f"vLLM {compat.vllm_version()} has no {field.name} {value!r}")
-        self.target = target
+        self.target = target = composed(target, shape)
         self.shape = shape
         self.world = world
         self.trace = trace
@@ -117,7 +118,7 @@ class Cluster:
         self.engines: list[Engine] = []
         threads.begin()
         world.begin(self)
-        extra = self._extra()
+        self.extra = extra = self._extra()
         logs.capture(self._log)
         clock.active = self.clock
         classes = compat.connector_classes(target)
@@ -348,7 +349,9 @@ class Cluster:
         foreign = not self.clock.reads and clock.speaks_of_time(self._packages)
         clean = [engine.leftovers(restless, foreign) for engine in self.engines]
         if all(clean):
-            for index, what in self.world.kept():
+            for index, what, child in self.world.kept():
+                if child is not None:
+                    self.engines[index].left("reservation", None, what, child)
                 self.engines[index].left("reservation", None, what)
             for engine in self.engines:
                 engine.remembered(frozenset(self.arrived), self._packages)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Topology = Literal["store", "pd"]
+Beside = Literal["none", "before", "after"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Shape:
         carry: the router appends the first output token to the prompt that it hands over.
         window: 0, or the width in tokens of a second KV group with sliding-window attention (only
             for connectors that support several groups).
+        beside: whether the target is alone, or a child of vLLM's MultiConnector: ``before`` a
+            companion, so that it is asked first, or ``after`` it.
     """
 
     block_size: int = 16
@@ -54,6 +57,7 @@ class Shape:
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
     carry: bool = False
     window: int = 0
+    beside: Beside = "none"
 
     def __post_init__(self) -> None:
         for name, low in (

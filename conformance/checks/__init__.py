@@ -25,6 +25,7 @@ ALL: tuple[type[Check], ...] = (
     *hooks.CHECKS,
     *transfers.CHECKS,
     *lookup.CHECKS,
+    *composition.OF_THE_WHOLE,
     *metadata.CHECKS,
     *completion.CHECKS,
     *memory.CHECKS,
@@ -37,4 +38,10 @@ ALL: tuple[type[Check], ...] = (
 )
 """Every check, in the order in which they hear an event."""
 
-__all__ = ["ALL", "Check"]
+OF_A_CHILD: tuple[type[Check], ...] = (
+    composition.LeavesItToOthers,
+    *(check for check in ALL if check not in {*engine.CHECKS, *composition.OF_THE_WHOLE}),
+)
+"""Those that hear what one child of a composition is told."""
+
+__all__ = ["ALL", "OF_A_CHILD", "Check"]
