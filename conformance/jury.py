@@ -78,14 +78,14 @@ class Jury:
     def __init__(self, target: Target, shape: Shape, vllm: str) -> None:
         self.place = place_of(shape)
         beside = self.place is not None
+        composed = beside or target.children
         found_alone = set(target.features) - {"keeps"}  # a composition asks for the first hit
         name = MULTI.partition(":")[2] if beside else target.class_name
-        whole = found_alone if beside else target.features
-        self.whole = Referee(name, shape, vllm, whole, ALL)
+        self.whole = Referee(name, shape, vllm, found_alone if composed else target.features, ALL)
         self.views = []
         for child in range(2 if beside else target.children):
-            mine = child == self.place
-            name = target.class_name if mine or not beside else COMPANION
+            mine = child == self.place or not beside
+            name = target.class_name if mine else COMPANION
             has = target.features if mine else found_alone
             self.views.append(View(child, Referee(name, shape, vllm, has, OF_A_CHILD)))
         self._objector: Referee | None = None
