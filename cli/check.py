@@ -19,7 +19,7 @@ from kvconform.conformance.cycle import PAIRS
 from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.report import report, rules_data, run_data
 from kvconform.conformance.rules import rule_data
-from kvconform.conformance.verdict import EXIT_HARNESS, exit_code
+from kvconform.conformance.verdict import EXIT_HARNESS, counts, exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
 from kvconform.faults.packages import select
 from kvconform.reports import crash, junit, terminal
@@ -97,7 +97,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     if checked.contract.get("changes"):
         print(terminal.drift(checked.vllm, checked.contract), file=out)
     ours = [f for f in checked.findings if f.violation.fingerprint.side == "vLLM"]
-    others = [f for f in checked.findings if f.violation.fingerprint.target != target.class_name]
+    others = [f for f in checked.findings if not counts(f, target.class_name)]
     if ours:
         print(
             f"  notice: {len(ours)} of the findings are vLLM's own; they do not count against "

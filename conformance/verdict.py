@@ -105,7 +105,7 @@ def judge(
     verdicts = []
     for rule in RULES:
         all_found = by_rule.get(rule.id, [])
-        found = [f for f in all_found if f.violation.fingerprint.target == target or not target]
+        found = [f for f in all_found if counts(f, target)]
         count = reached[rule.id]
         result: Result
         reason = ""
@@ -131,6 +131,15 @@ def judge(
             reason = "" if count else f"never reached: {rule.provoked}"
         verdicts.append(RuleVerdict(rule, result, count, all_found, reason))
     return Verdict(profile, _result(verdicts), verdicts)
+
+
+def counts(finding: Finding, target: str) -> bool:
+    """Whether a fault is held against the class ``target``; one of a composition around it is not.
+
+    Rules of vLLM's own are never held against anybody, whomever they name.
+    """
+    named = finding.violation.fingerprint
+    return not target or named.target == target or named.rule.startswith("VLL")
 
 
 def _result(verdicts: list[RuleVerdict]) -> ProfileResult:

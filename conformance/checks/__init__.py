@@ -22,10 +22,10 @@ from kvconform.conformance.checks import (
 from kvconform.conformance.checks.base import Check
 
 ALL: tuple[type[Check], ...] = (
+    *composition.OF_THE_WHOLE,
     *hooks.CHECKS,
     *transfers.CHECKS,
     *lookup.CHECKS,
-    *composition.OF_THE_WHOLE,
     *metadata.CHECKS,
     *completion.CHECKS,
     *memory.CHECKS,
