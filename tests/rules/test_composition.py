@@ -17,6 +17,7 @@ from kvconform.conformance.verdict import Finding, counts, judge
 from kvconform.connectors.targets.resolve import resolve
 from kvconform.connectors.zoo import composition, hooks, memory
 from kvconform.engine import compose
+from kvconform.engine.compat import vllm_version
 from kvconform.faults.packages import NAMES
 from kvconform.scenario.actions import (
     Abort,
@@ -161,6 +162,15 @@ def test_a_composition_is_not_put_beside_another() -> None:
         check_connector(MULTI, Options(level="L1", profile="multi"))
     with pytest.raises(UsageError, match="is a composition itself"):
         play(MULTI, Scenario(AFTER, ()))
+
+
+def test_who_failed_to_load_reserves_its_blocks_against_itself() -> None:
+    # See docs/findings.md. Those that are behind it are stuck as well.
+    actions = (Fail(), Arrive(Prompt(0, 48)), Arrive(Prompt(0, 65)), Step(2), Step(1, 1))
+    shape = Shape(num_blocks=11, topology="pd", engines=2, beside="after")
+    found = play(ASCEND, Scenario(shape, actions)).violation
+    reserves = vllm_version() == "0.32.0"
+    assert (found is not None and found.fingerprint.rule == "VLL-701") or not reserves
 
 
 RULES = {"KVC-805", "KVC-806", "KVC-807"}
