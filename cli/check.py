@@ -20,7 +20,7 @@ from kvconform.conformance.cycle import PAIRS
 from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.report import report, rules_data, run_data
 from kvconform.conformance.rules import BY_ID, rule_data
-from kvconform.conformance.verdict import EXIT_HARNESS, exit_code
+from kvconform.conformance.verdict import EXIT_HARNESS, counts, exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
 from kvconform.faults.packages import select
 from kvconform.reports import coverage, crash, junit, known, terminal
@@ -105,6 +105,7 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     if checked.contract.get("changes"):
         print(terminal.drift(checked.vllm, checked.contract), file=out)
     ours = [f for f in checked.findings if f.violation.fingerprint.side == "vLLM"]
+    others = [f for f in checked.findings if not counts(f, target.class_name)]
     if ours:
         print(
             f"  notice: {len(ours)} of the findings are vLLM's own; they do not count against "
@@ -114,6 +115,8 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     for stand in checked.stands:
         if stand.status != "known":
             print(f"  notice: {stand.message}", file=out)
+    for name in sorted({f.violation.fingerprint.target for f in others}):
+        print(f"  notice: faults of {name} beside the target do not count against it", file=out)
     if options.coverage:
         print(_coverage(checked), file=out)
     if options.json:

@@ -79,7 +79,7 @@ def _chosen(names: str, shard: str, sample: bool) -> list[Mutant]:
 
 def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
     """The mutants, and the right connector for each set of shapes and packages among them."""
-    ascend = resolve("ascend")
+    ascend, multi = resolve("ascend"), resolve("multi")
     quarries: list[Quarry] = []
     twins: dict[str, Quarry] = {}
     for mutant in mutants:
@@ -92,10 +92,13 @@ def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
             [*(f"{k}={v}" for k, v in mutant.shape.items()), *mutant.faults]
         ) or "any shape"  # fmt: skip
         # What vLLM itself owes is looked at only where a wrong scheduler is.
-        own, rules = ("scheduler", {*mutant.rules}) if mutant.rules else ("connector", set[str]())
+        right = multi if mutant.children else ascend
+        own, rules = ("composition" if mutant.children else "connector"), set[str]()
+        if mutant.rules:
+            own, rules = "scheduler", {*mutant.rules}
         name = f"right {own}, {where}"
         rules |= twins[name].expected if name in twins else frozenset()
-        twins[name] = Quarry(name, ascend, frozenset(rules), "vLLM" if rules else "",
+        twins[name] = Quarry(name, right, frozenset(rules), "vLLM" if rules else "",
                              mutant.shape, mutant.faults)  # fmt: skip
     return [*quarries, *twins.values()]
 

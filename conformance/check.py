@@ -189,6 +189,11 @@ class _Check:
         tolerated(target.tolerant)
         self._known = KnownFailures(options.known, target)
         self._fixed = dict(target.shape) | dict(options.shape)
+        self._profile = find_profile(options.profile or target.profile)
+        if self._profile.composed and target.children:
+            raise UsageError(
+                f"The target {target.name!r} is a composition itself: check it without --profile."
+            )
         try:
             shape = Shape().fixed(self._fixed)
         except ValueError as error:
@@ -219,7 +224,7 @@ class _Check:
     def _job(self, unit: Unit) -> Job:
         budget = self.options.budget
         until = self._ready + budget if budget is not None else None
-        return Job(self.target, unit, self._fixed, until)
+        return Job(self.target, unit, self._fixed, until, self._profile.composed)
 
     # -- the whole --------------------------------------------------------------------------------
 
@@ -240,15 +245,15 @@ class _Check:
         if self.total.refused and not self.total.examples:
             raise UsageError(next(iter(self.total.refused)))
         findings = self._settle(work)
-        profile = find_profile(options.profile or target.profile)
         verdict = judge(
-            profile,
+            self._profile,
             frozenset(self.total.features),
             findings,
             self.total.reached,
             explored=explored,
             vllm=self.total.vllm,
             tolerant=frozenset(target.tolerant),
+            target=target.class_name,
         )
         self.at_work([0, 0, 0])
         return Checked(

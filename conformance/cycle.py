@@ -103,6 +103,8 @@ WAYS: tuple[Way, ...] = (
     Way("loaded", "admit load", "loading", "connector"),  # the first has failed
     Way("loaded", "again", "waiting", "vLLM"),
     Way("loaded", "again", "preempted", "vLLM"),
+    Way("loaded", "match", "matched", "connector"),  # after a failure, and there is no room
+    Way("loaded", "defer", "deferred", "connector"),
     Way("running", "preempt", "preempted", "vLLM"),
     Way("waiting", "end", "gone", "client"),
     Way("deferred", "end", "gone", "client"),

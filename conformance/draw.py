@@ -17,13 +17,16 @@ Draw = Callable[[SearchStrategy[Any]], Any]
 
 
 def shapes(
-    packages: frozenset[str], fixed: Mapping[str, Any], features: frozenset[str]
+    packages: frozenset[str],
+    fixed: Mapping[str, Any],
+    features: frozenset[str],
+    composed: bool = False,
 ) -> SearchStrategy[Shape]:
     """Shapes for a run with these fault packages; ``fixed`` fields are not drawn.
 
     ``features`` are the target's: pipeline stages only where it claims ``pp``, routers that carry
     the first token over only where it claims ``carry``, a second KV group where it has ``hma``.
-    What the installed vLLM does not have is not drawn.
+    What the installed vLLM does not have is not drawn. ``composed``: the target is never alone.
     """
     from kvconform.engine import compat  # needs vLLM: not at import
 
@@ -66,6 +69,8 @@ def shapes(
             "load_failure_policy": draw(had("load_failure_policy", "recompute", "fail")),
             "window": window,
         }
+        if composed:
+            fields["beside"] = draw(st.sampled_from(("before", "after")))
         fields |= dict(fixed)
         plain = takes_drafts(fields["runner"], fields["pp"], fields["async_scheduling"])
         if not plain and "drafts" not in fixed:

@@ -79,6 +79,7 @@ def make_machine(
     refused: Callable[[RefusedError], None] = lambda _: None,
     chats: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    composed: bool = False,
 ) -> type[RuleBasedStateMachine]:
     """A machine that explores one target.
 
@@ -90,6 +91,7 @@ def make_machine(
         features: what the target claims.
         chats: whether the base traffic is chats, else strangers.
         refused: hears of shapes that the target does not serve.
+        composed: the target is a child of a MultiConnector, before a companion or after it.
         stop: true makes every further run an empty one (the budget is used up).
     """
 
@@ -101,7 +103,7 @@ def make_machine(
             super().__init__()
             self.run: Run | None = None
 
-        @initialize(data=st.data(), shape=shapes(packages, fixed, features))
+        @initialize(data=st.data(), shape=shapes(packages, fixed, features, composed))
         def begin(self, data: Any, shape: Any) -> None:
             if stop():
                 return

@@ -17,17 +17,20 @@ class Profile:
         title: one line.
         without: features that this kind of connector does not have, even when a method is
             overridden; rules that need them are not asked.
+        composed: it is checked as a child of a MultiConnector, before a companion and after it.
     """
 
     name: str
     title: str
     without: frozenset[str] = frozenset()
+    composed: bool = False
 
 
 PROFILES: tuple[Profile, ...] = (
     Profile("store", "saves KV somewhere and finds it again, for any engine"),
     Profile("offload", "saves KV to the host's memory and loads it again, for its own engine"),
     Profile("consumer-async", "loads KV in the background, requests wait for it"),
+    Profile("multi", "is a child of vLLM's MultiConnector, beside a companion", composed=True),
     Profile("consumer-sync", "loads KV within the step", frozenset({"async"})),
 )
 

@@ -737,6 +737,42 @@ RULES: tuple[Rule, ...] = (
         since="0.18.0",
     ),
     Rule(
+        "KVC-805", "who is not to load loads nothing",
+        "A child of a composition that is given 0 external tokens loads nothing, whatever it had "
+        "promised: it begins no load, and does not report the one of another child.",
+        _S, "a child that had promised tokens was given none to load",
+        packages=HITS, features=frozenset({"siblings"}),
+        source="distributed/kv_transfer/kv_connector/v1/multi_connector.py "
+        "update_state_after_alloc: the children that were not chosen get the blocks, and 0 tokens",
+        incidents=("B-057", "B-059", "B-058", "B-164"),
+        help="Plan from num_external_tokens, not from your own lookup's answer, nor from whether "
+        "there are blocks.",
+    ),
+    Rule(
+        "KVC-806", "one child loads what it promised",
+        "What a composition promises is what one of its children has promised, and that one alone "
+        "is given these tokens to load.",
+        "composition", "a composition was admitted with tokens to load",
+        packages=HITS, features=frozenset({"children"}),
+        source="distributed/kv_transfer/kv_connector/v1/multi_connector.py "
+        "get_num_new_matched_tokens, update_state_after_alloc",
+        incidents=("B-009", "B-057"),
+        help="Remember who was chosen in the lookup that counts, the last one, and forget it when "
+        "the request ends.",
+    ),
+    Rule(
+        "KVC-807", "a send is over when each child's is",
+        "A composition keeps a request's blocks if any of its children does, and reports "
+        "finished_sending on a rank when, and as soon as, all of these children have.",
+        "composition", "a composition reported a send after a transfer had been held open",
+        packages=LATE, features=frozenset({"children"}),
+        source="distributed/kv_transfer/kv_connector/v1/multi_connector.py "
+        "_aggregate_request_finished, get_transfer_results, get_finished_count",
+        incidents=("B-052", "B-046", "B-060"),
+        help="Ship the number of sends that are owed with the metadata: the workers are other "
+        "processes.",
+    ),
+    Rule(
         "KVC-808", "an engine can start anew",
         "An engine whose process has died starts again with the same configuration, whatever its "
         "former life has left outside; and reports nothing of that life's requests.",
@@ -747,7 +783,6 @@ RULES: tuple[Rule, ...] = (
         help="Take over nothing that the former life had under way: locks, journals and "
         "reservations outside need an owner that can be told from the one before.",
     ),
-    # -- what vLLM itself owes: reported, never held against the target ---------------------------
     # -- 9xx observation --------------------------------------------------------------------------
     Rule(
         "KVC-901", "statistics add up",
@@ -824,6 +859,7 @@ RULES: tuple[Rule, ...] = (
         "they are; v1/engine/core.py step_with_batch_queue: the next step runs before",
         help="Answer a copy, or hand the object over and go on with a new one.",
     ),
+    # -- what vLLM itself owes: reported, never held against the target ---------------------------
     Rule(
         "VLL-001", "vLLM does not raise on a conformant history",
         "Whatever a connector may legally answer, the scheduler and the runner carry on.",

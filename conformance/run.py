@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from kvconform.conformance.interpreter import Interpreter
+from kvconform.conformance.jury import Jury
 from kvconform.conformance.objection import error_for
-from kvconform.conformance.referee import Referee
 from kvconform.engine import compat
 from kvconform.engine.cluster import Cluster
 from kvconform.engine.engine import HaltedError
@@ -64,9 +64,7 @@ class Run:
         self.target = target
         self.shape = shape or Shape()
         self.trace = Trace()
-        self.referee = Referee(
-            target.class_name, self.shape, compat.vllm_version(), target.features, target.tolerant
-        )
+        self.referee = Jury(target, self.shape, compat.vllm_version())
         self.trace.listen(self.referee.hear)
         self.actions: list[Action] = []
         self.halted = False

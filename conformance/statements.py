@@ -81,7 +81,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "SCH-07",
         "What is loaded follows from the external tokens of update_state_after_alloc: not from the "
         "promise, which may have been more, nor from the blocks.",
-        _C, ("KVC-205", "KVC-404"),
+        _C, ("KVC-205", "KVC-404", "KVC-805"),
         "A count between 0 and the promise is not judged yet: no request that is drawn makes vLLM "
         "lower it.",
     ),
@@ -95,7 +95,7 @@ STATEMENTS: tuple[Statement, ...] = (
     Statement(
         "SCH-09",
         "With 0 external tokens nothing is loaded, whatever blocks are given.",
-        _C, ("KVC-205", "KVC-404"),
+        _C, ("KVC-205", "KVC-404", "KVC-805"),
     ),
     Statement(
         "SCH-10",

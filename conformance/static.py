@@ -64,8 +64,13 @@ def _how(target: Target) -> str:
     return f" ({target.install} check {target.name} brings it)" if target.install else ""
 
 
-def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]:
-    """What the target has, each with how that was found."""
+def features(
+    cls: Any, target: Target, offers: frozenset[str], beside: bool = False
+) -> dict[str, str]:
+    """What the target has, each with how that was found.
+
+    ``beside``: it is put beside a companion.
+    """
     base = _base()
     found: dict[str, str] = {}
 
@@ -88,6 +93,11 @@ def features(cls: Any, target: Target, offers: frozenset[str]) -> dict[str, str]
         found["orders"] = "its transfers obey orders: " + ", ".join(sorted(offers))
     if target.dialect:
         found["pd"] = "its dialect is declared"
+    if target.children:
+        found["children"] = f"it is composed of {target.children} connectors"
+        found["siblings"] = "its children have some"
+    elif beside:
+        found["siblings"] = "it stands beside a companion"
     for feature in target.features:
         found.setdefault(feature, "declared")
     return found

@@ -28,7 +28,7 @@ PACKAGE_EXAMPLES = 10
 """Runs of L2 for each fault package (a tenth of the examples at most)."""
 
 COUNTED = ("topology", "engines", "tp", "pp", "block_size", "drafts", "async_scheduling", "policy",
-           "runner", "load_failure_policy", "prefix_caching", "window")  # fmt: skip
+           "runner", "load_failure_policy", "prefix_caching", "window", "beside")  # fmt: skip
 """Fields of the shape that reports count."""
 
 MOVES = 6
@@ -212,16 +212,24 @@ class Job:
         unit: the piece of work.
         fixed: fields of the shape that are not drawn.
         until: when exploring ends, on the machine's monotonic clock; None: no limit.
+        composed: the target stands beside a companion, now before it and now after it.
     """
 
     target: Target
     unit: Unit
     fixed: Mapping[str, Any] = field(default_factory=dict)
     until: float | None = None
+    composed: bool = False
+
+    @property
+    def beside(self) -> bool:
+        """Whether the target is ever a child of vLLM's MultiConnector."""
+        return self.composed or self.fixed.get("beside", "none") != "none"
 
     def to_json(self) -> dict[str, Any]:
         """JSON data."""
         return {
+            "composed": self.composed,
             "target": encode(self.target),
             "unit": encode(self.unit),
             "fixed": dict(self.fixed),
@@ -236,6 +244,7 @@ class Job:
             decode(Unit, data["unit"], "unit"),
             data["fixed"],
             data["until"],
+            data["composed"],
         )
 
 
@@ -299,7 +308,8 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
         case "static":
             result.vllm = vllm_version()
             result.contract = contract.summary()
-            result.features = static.features(cls, target, make_world(target.world).offers)
+            offers = make_world(target.world).offers
+            result.features = static.features(cls, target, offers, job.beside)
             result.found = [Found(v, Scenario()) for v in static.judge(cls, target)]
         case "life-cycle":
             _life_cycle(job, gather, spent)
@@ -308,6 +318,7 @@ def do(job: Job, tell: Tell = lambda _: None) -> Result:
             machine = make_machine(
                 target, frozenset(unit.packages), job.fixed, gather.ended,
                 features=frozenset(has), refused=gather.refused, stop=spent, chats=unit.chats,
+                composed=job.composed,
             )  # fmt: skip
             explore(machine, unit.examples, unit.seed, unit.moves)
         case "hunt":
@@ -369,9 +380,11 @@ def _life_cycle(job: Job, gather: _Gatherer, spent: Callable[[], bool]) -> None:
     from kvconform.conformance.lifecycle import SCENARIOS, packages_of
     from kvconform.conformance.run import play
 
-    for scenario in SCENARIOS.values():
+    places = ("before", "after")
+    for number, scenario in enumerate(SCENARIOS.values()):
         if packages_of(scenario) <= set(job.unit.packages) and not spent():
-            shape = scenario.shape.fixed(job.fixed)
+            beside = {"beside": places[number % 2]} if job.composed else {}
+            shape = scenario.shape.fixed(beside | dict(job.fixed))
             try:
                 gather.ended(play(job.target, Scenario(shape, scenario.actions)))
             except RefusedError as error:

@@ -94,6 +94,7 @@ def judge(
     explored: bool = True,
     vllm: str = "",
     tolerant: frozenset[str] = frozenset(),
+    target: str = "",
 ) -> Verdict:
     """The verdict that follows from what was seen.
 
@@ -106,6 +107,7 @@ def judge(
         explored: whether anything was run.
         vllm: the version that it ran on.
         tolerant: rules that were read tolerantly.
+        target: its class; faults of others, in a composition, do not count. Empty: all do.
     """
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -113,7 +115,8 @@ def judge(
     verdicts = []
     for rule in RULES:
         all_found = by_rule.get(rule.id, [])
-        found = [f for f in all_found if not f.excused]
+        own = [f for f in all_found if counts(f, target)]
+        found = [f for f in own if not f.excused]
         count = reached[rule.id]
         result: Result
         reason = ""
@@ -126,9 +129,9 @@ def judge(
             reason = f"what may still set it right cannot be seen: {', '.join(names)}"
         elif found:
             result, reason = "inconclusive", "seen once, and not again in a replay"
-        elif all_found:
+        elif own:
             result = "known_fail"
-            reason = "; ".join(_put_up_with(f.known) for f in all_found if f.known)
+            reason = "; ".join(_put_up_with(f.known) for f in own if f.known)
         elif not rule.holds_for(vllm):
             result, reason = "not_supported", f"not a rule of vLLM {vllm}"
         elif not applies(rule, profile, features):
@@ -153,6 +156,15 @@ def _put_up_with(known: Known) -> str:
 
 def _again(known: Known) -> str:
     return f"known until {known.expires}, and that day is over ({known.issue})"
+
+
+def counts(finding: Finding, target: str) -> bool:
+    """Whether a fault is held against the class ``target``; one of a composition around it is not.
+
+    Rules of vLLM's own are never held against anybody, whomever they name.
+    """
+    named = finding.violation.fingerprint
+    return not target or named.target == target or named.rule.startswith("VLL")
 
 
 def _result(verdicts: list[RuleVerdict]) -> ProfileResult:

@@ -15,6 +15,7 @@ from typing import Any
 from kvconform.engine import clock, compat, lives, logs, threads
 from kvconform.engine.chains import Chains
 from kvconform.engine.clock import Clock
+from kvconform.engine.compose import composed
 from kvconform.engine.engine import Engine
 from kvconform.engine.oracle import Stream, stream
 from kvconform.engine.recorder import ESCAPING
@@ -107,7 +108,7 @@ class Cluster:
             value = getattr(shape, field.name)
             if not compat.supports(field.name, value):
                 raise RefusedError(f"vLLM {compat.vllm_version()} has no {field.name} {value!r}")
-        self.target = target
+        self.target = target = composed(target, shape)
         self.shape = shape
         self.world = world
         self.trace = trace
@@ -142,8 +143,9 @@ class Cluster:
 
     def make(self, index: int, life: compat.Life, begun: int = 0) -> Engine:
         """An engine in this life, after so many steps of earlier ones."""
+        self.extra = self._extra()
         return Engine(
-            index, self.target, self.shape, self._extra(), self.trace, self._streams, self._halt,
+            index, self.target, self.shape, self.extra, self.trace, self._streams, self._halt,
             self._chains, self._folder, life, begun,
         )  # fmt: skip
 
@@ -355,7 +357,9 @@ class Cluster:
         foreign = not self.clock.reads and clock.speaks_of_time(self._packages)
         clean = [engine.leftovers(restless, foreign) for engine in self.engines]
         if all(clean):
-            for index, what in self.world.kept():
+            for index, what, child in self.world.kept():
+                if child is not None:
+                    self.engines[index].left("reservation", None, what, child)
                 self.engines[index].left("reservation", None, what)
             for engine in self.engines:
                 engine.remembered(frozenset(self.arrived), self._packages)

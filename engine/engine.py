@@ -18,12 +18,14 @@ from typing import Any
 from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
 from kvconform.engine.chains import Chains
+from kvconform.engine.children import Admission, Child, Step
 from kvconform.engine.memory import Memory, Promise
 from kvconform.engine.mentions import mentions
 from kvconform.engine.observe import Observer
 from kvconform.engine.oracle import Stream
 from kvconform.engine.plans import Plans
 from kvconform.engine.recorder import ESCAPING, Recorder
+from kvconform.engine.untouched import Watched, shape_of
 from kvconform.engine.worker import BeyondError, Worker
 from kvconform.scenario.errors import HarnessError, UsageError
 from kvconform.scenario.identity import Identity
@@ -101,14 +103,15 @@ class Engine:
         self._held: dict[str, list[int]] = {}
         self._admitted: set[str] = set()
         self._aborts: list[str] = []
-        self._queue: deque[tuple[Any, bytes, Any]] = deque()
+        self._queue: deque[tuple[Any, bytes, Any, Step]] = deque()
         self._snapshot: Any = None
-        self._request_was: tuple[Any, ...] = ()
+        self._watched = Watched()
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[frozenset[int]] = []
         self._left_with: dict[str, Any] = {}
         self._rested = False
         self._plans = Plans()
+        self._admission = Admission("", {})
         self._kept: set[str] = set()
         self.forgotten_loading: set[str] = set()
         self.delivered: list[Delivered] = []
@@ -136,11 +139,11 @@ class Engine:
             "scheduler half",
             None,
             before={
-                "get_num_new_matched_tokens": self._remember,
+                "get_num_new_matched_tokens": self._watched.remember,
                 "update_state_after_alloc": self._before_alloc,
                 "build_connector_meta": self._before_meta,
-                "request_finished": self._remember,
-                "request_finished_all_groups": self._remember,
+                "request_finished": self._watched.remember,
+                "request_finished_all_groups": self._watched.remember,
             },
             after=_both(
                 self._observer.scheduler_half(self.scheduler),
@@ -157,6 +160,13 @@ class Engine:
                 },
             ),
         )
+        self._children = [
+            Child(
+                child, connector, self._recorder, lambda: self._admission,
+                lambda: self.scheduler.requests, shape.ranks, shape.block_size,
+            )
+            for child, connector in enumerate(compat.children(self.connector))
+        ]  # fmt: skip
         self.workers: list[Worker] = []
         for rank, config in enumerate(self._configs):
             with compat.rank_scope(config, rank, shape, None):
@@ -164,6 +174,8 @@ class Engine:
             self._recorder.wrap(
                 connector, "worker half", rank, after=self._observer.worker_half(rank)
             )
+            for child, half in zip(self._children, compat.children(connector), strict=True):
+                child.add_worker(half, rank)
             worker = Worker(rank, self.memory, config, connector, streams.__getitem__)
             with compat.rank_scope(config, rank, shape, connector):
                 worker.register()
@@ -300,7 +312,7 @@ class Engine:
             self._update(*self._schedule_and_execute())
         return True
 
-    def _schedule_and_execute(self) -> tuple[Any, bytes, Any]:
+    def _schedule_and_execute(self) -> tuple[Any, bytes, Any, Step]:
         self._recorder.step += 1
         self._admitted.clear()
         with self._phase():
@@ -310,6 +322,7 @@ class Engine:
         self._emit_schedule(so)
         self._emit_common(so)
         self._check_halt()
+        of_children = Step(self._children)
         metadata, blob = self._pack(so)
         steps = [pickle.loads(blob) for _ in self.workers]
         for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
@@ -330,6 +343,8 @@ class Engine:
                 self._check_halt()  # what cannot be pickled has been objected to
                 outputs.append(pickle.loads(pickle.dumps(output)))
             self._check_halt()  # after a wrong answer nothing more can be made of the step
+            for child in self._children:
+                child.ran(worker.rank)
             self._emit_ran(worker.rank, compat.reported(outputs[-1].kv_connector_output))
         reports = [compat.reported(o.kv_connector_output) for o in outputs]
         self._unprocessed.append(frozenset().union(*(r.invalid for r in reports)))
@@ -339,7 +354,8 @@ class Engine:
             if self._aggregator is not None:
                 # The first rank of the last stage speaks for all.
                 output = self._aggregator.aggregate(outputs, self.shape.ranks - self.shape.tp)
-        return so, metadata, output
+        of_children.ran()
+        return so, metadata, output, of_children
 
     def _pack(self, so: Any) -> tuple[bytes, bytes]:
         """The step as it goes over the wire, and the metadata alone, to see whether it changes."""
@@ -356,9 +372,10 @@ class Engine:
             with self._phase():
                 self.scheduler.update_draft_token_ids(compat.draft_token_ids(proposed))
 
-    def _update(self, so: Any, metadata: bytes, output: Any) -> None:
+    def _update(self, so: Any, metadata: bytes, output: Any, of_children: Step) -> None:
         if compat.ABORTS_WITHIN_STEPS:
             self._abort_those_meanwhile()
+        of_children.processed()
         self._emit_report(Kind.OUTPUT, None, compat.reported(output.kv_connector_output))
         if (
             so.kv_connector_metadata is not None
@@ -456,7 +473,7 @@ class Engine:
 
     def _before_alloc(self, request: Any, _blocks: Any, external: int) -> None:
         """Blocks were allocated: they change hands, and what the connector promised is owed."""
-        self._remember(request)
+        self._watched.remember(request)
         name = request.request_id
         self._admitted.add(name)
         # The argument holds all blocks of the request, or (until 0.13) the new ones of this call.
@@ -478,13 +495,10 @@ class Engine:
             promised = tuple(b for ids in groups for b in ids[span] if b)
             self._plans.promised(name, promised)
             self.memory.promise(Promise(name, local, local + external, is_async, promised))
-        self.trace.emit(
-            Event(
-                Kind.ADMITTED, self.index, self.step_number, name, None,
-                {"local": local, "external": external, "async": is_async and external > 0,
-                 "fresh": fresh, "blocks": groups},
-            )
-        )  # fmt: skip
+        data = {"local": local, "external": external, "async": is_async and external > 0,
+                "fresh": fresh, "blocks": groups}  # fmt: skip
+        self._admission = Admission(name, data)
+        self.trace.emit(Event(Kind.ADMITTED, self.index, self.step_number, name, None, data))
 
     def _after_lookup(self, request: Any, local: int, answer: Any) -> None:
         self._compare("get_num_new_matched_tokens", request)
@@ -513,19 +527,14 @@ class Engine:
             self._hand_over(flat, name)
             self._held.setdefault(name, []).extend(flat)
 
-    def _remember(self, request: Any, *_: Any) -> None:
-        self._request_was = _state_of(request)
-
     def _compare(self, hook: str, request: Any, *_: Any) -> None:
         """A hook was called with this request, and may not have changed it."""
-        now = _state_of(request)
-        if now != self._request_was:
-            pairs = zip(_STATE, self._request_was, now, strict=True)
-            changed = [f"{name} from {a} to {b}" for name, a, b in pairs if a != b]
-            self._wire("request", f"{request.request_id}: {', '.join(changed)}", hook)
+        changed = self._watched.changed(request)
+        if changed is not None:
+            self._wire("request", changed, hook)
 
     def _before_meta(self, so: Any) -> None:
-        self._snapshot = _shape_of(so)
+        self._snapshot = shape_of(so)
 
     def _after_meta(self, so: Any, metadata: Any) -> None:
         for name, told in self._plans.look(metadata, self.scheduler.requests):
@@ -535,7 +544,7 @@ class Engine:
                     {"blocks": sorted(told)},
                 )
             )  # fmt: skip
-        if _shape_of(so) != self._snapshot:
+        if shape_of(so) != self._snapshot:
             self._wire("modified", "build_connector_meta changed the scheduler's output")
 
     def planned(self, *lists: Sequence[int]) -> bool:
@@ -642,17 +651,18 @@ class Engine:
                 continue
             verdict = blame(found, self.memory, self._streams[request], self._streams.items())
             promise = self.memory.promises.get(found.block)
+            data = {
+                "position": found.position, "block": found.block, "slot": found.slot,
+                "layer": found.layer, "connector": verdict.connector,
+                "what": verdict.kind, "text": verdict.text,
+                "loaded_for": promise.request if promise else None,
+            }  # fmt: skip
+            for child in self._children if verdict.kind != "overwritten" else ():
+                if promise and child.loads(promise.request):
+                    child.tell(Kind.WRONG_KV, request, data, found.rank)
             self.trace.emit(
-                Event(
-                    Kind.WRONG_KV, self.index, self.step_number, request, found.rank,
-                    {
-                        "position": found.position, "block": found.block, "slot": found.slot,
-                        "layer": found.layer, "connector": verdict.connector,
-                        "what": verdict.kind, "text": verdict.text,
-                        "loaded_for": promise.request if promise else None,
-                    },
-                )
-            )  # fmt: skip
+                Event(Kind.WRONG_KV, self.index, self.step_number, request, found.rank, data)
+            )
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -680,10 +690,12 @@ class Engine:
         for group, single in enumerate(manager.coordinator.single_type_managers):
             for name in single.req_to_blocks:
                 self.left(f"block table of group {group}", name, "still there")
-        for hook, pending in list(self._recorder.pending.items()):
+        halves = {child.index: child.halves[0] for child in self._children}
+        for (which, hook), pending in list(self._recorder.pending.items()):
             # vLLM may have asked last when something was under way: here it would ask again.
-            if pending and getattr(self.connector, hook)():
-                self.left("pending", None, hook)
+            half = self.connector if which is None else halves[which]
+            if pending and getattr(half, hook)():
+                self.left("pending", None, hook, which)
         if self._aggregator is not None:
             for name, what in compat.awaited(self._aggregator).items():
                 self.left("aggregator", name, what)
@@ -694,21 +706,24 @@ class Engine:
 
         ``packages``: whose objects are the target's.
         """
+        for child in self._children:
+            remembered = child.remembers(names, packages)
+            if remembered is not None:
+                self.left("state", *remembered, child.index)
         halves = [self.connector, *(worker.connector for worker in self.workers)]
         for half in halves:
             for name, where in mentions(half, names, packages):
                 self.left("state", name, where)
                 break  # one is enough, of each half
 
-    def left(self, what: str, owner: str | None, detail: str) -> None:
-        """Something is left over; ``owner``: the request that it is of, if it is of one."""
-        self.trace.emit(
-            Event(
-                Kind.LEFT, self.index, self.step_number, owner, None,
-                {"what": what, "detail": detail, "status": self.status(owner) if owner else None,
-                 **self._left_with},
-            )
-        )  # fmt: skip
+    def left(self, what: str, owner: str | None, detail: str, child: int | None = None) -> None:
+        """Something is left over; ``owner``: the request that it is of, if it is of one.
+
+        ``child``: whose it is, in a composition.
+        """
+        data = {"what": what, "detail": detail, "status": self.status(owner) if owner else None,
+                **self._left_with}  # fmt: skip
+        self.trace.tell(Event(Kind.LEFT, self.index, self.step_number, owner, None, data), child)
 
     def _all_configs(self) -> list[Any]:
         return [self.config, *self._configs]
@@ -743,36 +758,3 @@ def _both(*hooks: Mapping[str, Callable[..., None]]) -> dict[str, Callable[..., 
     return {
         name: in_turn([h[name] for h in hooks if name in h]) for name in sorted(set().union(*hooks))
     }
-
-
-_STATE = ("status", "num_computed_tokens", "num_tokens", "num_prompt_tokens", "block hashes",
-          "max_tokens", "priority")  # fmt: skip
-"""What a connector must leave alone in a request."""
-
-
-def _state_of(request: Any) -> tuple[Any, ...]:
-    return (
-        request.status.name, request.num_computed_tokens, request.num_tokens,
-        request.num_prompt_tokens, len(request.block_hashes), request.max_tokens, request.priority,
-    )  # fmt: skip
-
-
-def _shape_of(so: Any) -> Any:
-    """What build_connector_meta must leave alone in a scheduler's output (ids to zero excepted)."""
-    cached = so.scheduled_cached_reqs
-    return (
-        dict(so.num_scheduled_tokens),
-        so.total_num_scheduled_tokens,
-        set(so.finished_req_ids),
-        [(n.req_id, tuple(map(tuple, n.block_ids)), n.num_computed_tokens,
-          tuple(n.prompt_token_ids or ()))
-         for n in so.scheduled_new_reqs],
-        set(compat.resumed(cached)),
-        [len(tokens) for tokens in cached.new_token_ids],
-        list(compat.output_counts(cached)),
-        {name: len(tokens) for name, tokens in compat.all_tokens(cached).items()},
-        dict(so.scheduled_spec_decode_tokens),
-        [(name, ids and tuple(map(tuple, ids)), computed) for name, ids, computed in
-         zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)],
-        compat.preempted(so),
-    )  # fmt: skip

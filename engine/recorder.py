@@ -165,7 +165,7 @@ class Recorder:
         step: the engine's step, set by the engine.
         modules: where the target's code is: errors from there are its own.
         raised: the exception that last escaped a hook.
-        pending: what the hooks of :data:`PENDING` answered last.
+        pending: what the hooks of :data:`PENDING` answered last, by child of a composition.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Recorder:
         self._folder = folder
         self.step = 0
         self.raised: BaseException | None = None
-        self.pending: dict[str, bool] = {}
+        self.pending: dict[tuple[int | None, str], bool] = {}
         self._depth: dict[int, int] = {}
         self._driver = threading.get_ident()
 
@@ -188,6 +188,7 @@ class Recorder:
         rank: int | None,
         before: dict[str, Callable[..., None]] | None = None,
         after: dict[str, Callable[..., None]] | None = None,
+        child: int | None = None,
     ) -> None:
         """Record every hook of ``connector``.
 
@@ -197,6 +198,7 @@ class Recorder:
             rank: the worker's rank.
             before: per hook, what the engine itself has to do first (with the hook's arguments).
             after: per hook, what it has to do afterwards (with arguments and answer).
+            child: which child of a composition it is; None: it is what vLLM itself calls.
         """
         for name in SCHEDULER_HOOKS if rank is None else WORKER_HOOKS:
             hook = getattr(connector, name, None)
@@ -206,7 +208,7 @@ class Recorder:
                     name,
                     self._wrapper(
                         id(connector), hook, name, half, rank,
-                        (before or {}).get(name), (after or {}).get(name),
+                        (before or {}).get(name), (after or {}).get(name), child,
                     ),
                 )  # fmt: skip
 
@@ -219,6 +221,7 @@ class Recorder:
         rank: int | None,
         before: Callable[..., None] | None,
         after: Callable[..., None] | None,
+        child: int | None,
     ) -> Callable[..., Any]:
         keep = _KEEP.get(name)
         judge = _ANSWERS.get(name)
@@ -231,12 +234,13 @@ class Recorder:
             problem = judge(answer) if judge is not None else None
             if problem is None:
                 return False
-            self.trace.emit(
+            self.trace.tell(
                 Event(
                     Kind.ANSWERED, self.engine, self.step, None, rank,
                     {"half": half, "name": name, "expected": problem,
                      "answer": _ADDRESS.sub("0x…", repr(answer))[:200]},
-                )
+                ),
+                child,
             )  # fmt: skip
             return True
 
@@ -258,26 +262,29 @@ class Recorder:
                 if isinstance(answer, Iterator):  # its body is the hook's, and vLLM runs it at once
                     answer = list(answer)
             except ESCAPING as error:
-                self.raised = error
-                self.trace.emit(
-                    Event(
-                        Kind.RAISED, self.engine, self.step,
-                        args[0].request_id if of_request and args else None, rank,
-                        {"half": half, "name": name, **self.describe(error)},
-                    )
-                )  # fmt: skip
+                if self.raised is not error:  # else a child's, and on its way through
+                    self.raised = error
+                    self.trace.tell(
+                        Event(
+                            Kind.RAISED, self.engine, self.step,
+                            args[0].request_id if of_request and args else None, rank,
+                            {"half": half, "name": name, **self.describe(error)},
+                        ),
+                        child,
+                    )  # fmt: skip
                 raise
             finally:
                 depth[key] -= 1
             if pending:
-                self.pending[name] = bool(answer)
+                self.pending[child, name] = bool(answer)
             if not objected(answer) and not silent:
-                self.trace.emit(
+                self.trace.tell(
                     Event(
                         Kind.HOOK, self.engine, self.step,
                         args[0].request_id if of_request else None, rank,
                         {"half": half, "name": name, **(keep(args, answer) if keep else {})},
-                    )
+                    ),
+                    child,
                 )  # fmt: skip
             if after is not None:
                 after(*args, answer)

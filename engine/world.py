@@ -180,8 +180,8 @@ class World:
         """A step is over: the target's threads get time until they do nothing."""
         threads.settle()
 
-    def kept(self) -> list[tuple[int, str]]:
-        """What engines still keep outside (engine, what) when nothing is going on any more."""
+    def kept(self) -> list[tuple[int, str, int | None]]:
+        """What engines still keep outside (engine, what, child of a composition) in the end."""
         return []
 
     def open_transfers(self) -> int:

@@ -92,14 +92,14 @@ class TransportWorld(World):
         self._cluster: Cluster | None = None
         self._holds: list[tuple[Direction, int | None]] = []
         self._cut: set[int] = set()
-        self._planned: dict[str, set[bytes]] = {}
+        self._planned: dict[tuple[int | None, str], set[bytes]] = {}
         self._offers: dict[tuple[str, int], tuple[int, Sequence[int], list[int]]] = {}
         self._busy = 0
         self._refusals = 0
         self._forgetful = 0
         self._failures: list[_Failure] = []
         self._counts: dict[tuple[str, str, int], int] = {}
-        self._held_there: dict[tuple[str, str], ObedientTransport] = {}
+        self._held_there: dict[tuple[str, str, int | None], ObedientTransport] = {}
         self._orphans: list[tuple[float, str, ObedientTransport]] = []
         self._damages: list[_Failure] = []
         self._clock = 0.0
@@ -177,9 +177,9 @@ class TransportWorld(World):
         ]
         self._unheard.pop(engine, None)
         left = [(key, t) for key, t in self._held_there.items() if t.engine == engine]
-        for (holder, what), transport in left:
-            del self._held_there[holder, what]
-            self._orphans.append((self._clock + LEASE_SECONDS, holder, transport))
+        for key, transport in left:
+            del self._held_there[key]
+            self._orphans.append((self._clock + LEASE_SECONDS, key[0], transport))
         return len(left)
 
     def passes(self, seconds: float) -> None:
@@ -215,6 +215,13 @@ class TransportWorld(World):
 
     def open_transfers(self) -> int:
         return sum(isinstance(p, Open) for p in self.pending)
+
+    def child(self, extra: Any) -> int | None:
+        """Which child of a composition is set up like this, if it is one."""
+        assert self._cluster is not None
+        children = self._cluster.extra.get("connectors", ())
+        own = [child.get("kv_connector_extra_config", {}) for child in children]
+        return own.index(dict(extra)) if dict(extra) in own else None
 
     # -- what the transports ask ------------------------------------------------------------------
 
@@ -259,7 +266,12 @@ class TransportWorld(World):
         """The store has lost so many blocks, but for those that somebody holds."""
         engine = self._engine(transport)
         engine.trace.emit(
-            Event(Kind.FORGOT, engine.index, engine.step_number, data={"blocks": blocks})
+            Event(
+                Kind.FORGOT,
+                engine.index,
+                engine.step_number,
+                data={"blocks": blocks, **transport.whose},
+            )
         )
 
     def submit(self, transport: ObedientTransport, transfer: Any) -> None:
@@ -273,7 +285,7 @@ class TransportWorld(World):
             [engine.memory.epochs[b] for b in transfer.block_ids],
             f"{transfer.request_id} {transfer.direction} rank {transport.rank} #{count - 1}",
             engine.step_number,
-            self._as_planned(engine, transfer),
+            self._as_planned(transport, transfer),
         )
         save = transfer.direction == "save"
         foreign = engine.foreign(transfer.request_id, transfer.block_ids) if save else []
@@ -284,29 +296,33 @@ class TransportWorld(World):
         else:
             self.move(opened)
 
-    def _as_planned(self, engine: Engine, transfer: Any) -> bool | None:
+    def _as_planned(self, transport: ObedientTransport, transfer: Any) -> bool | None:
         if transfer.keys:
-            return self._planned.get(transfer.id, set()) >= set(transfer.keys)
+            planned = self._planned.get((transport.child, transfer.id), set())
+            return planned >= set(transfer.keys)
         if transfer.source is not None and transfer.block_ids:
-            return engine.planned(transfer.block_ids, transfer.source.block_ids)
+            return self._engine(transport).planned(transfer.block_ids, transfer.source.block_ids)
         return None
 
-    def planned(self, holder: str, keys: Sequence[bytes]) -> None:
+    def planned(self, transport: ObedientTransport, holder: str, keys: Sequence[bytes]) -> None:
         """A scheduler half holds keys in the store for a transfer that it plans."""
-        self._planned.setdefault(holder, set()).update(keys)
+        self._planned.setdefault((transport.child, holder), set()).update(keys)
 
     def holds(self, transport: ObedientTransport, what: str, holder: str) -> None:
         """Something is kept in the store for this holder from now on."""
-        self._held_there[holder, what] = transport
+        self._held_there[holder, what, transport.child] = transport
 
-    def lets_go(self, what: str, holder: str) -> None:
+    def lets_go(self, transport: ObedientTransport, what: str, holder: str) -> None:
         """It is kept no longer."""
-        self._held_there.pop((holder, what), None)
+        self._held_there.pop((holder, what, transport.child), None)
 
-    def kept(self) -> list[tuple[int, str]]:
+    def kept(self) -> list[tuple[int, str, int | None]]:
         # A connector that nobody asks any more cannot hear of its last transfers.
-        return [(transport.engine, f"{what} by {holder}") for (holder, what), transport in
-                self._held_there.items() if not self._unheard[transport.engine]]  # fmt: skip
+        return [
+            (transport.engine, f"{what} by {holder}", child)
+            for (holder, what, child), transport in self._held_there.items()
+            if not self._unheard[transport.engine]
+        ]
 
     def hurry(self, transport: ObedientTransport, transfer_id: str) -> None:
         """The connector waits for this transfer: it is done now."""
@@ -327,7 +343,8 @@ class TransportWorld(World):
         engine.trace.emit(
             Event(
                 Kind.CLOSED, engine.index, engine.step_number, outcome.request_id, transport.rank,
-                {"transfer": outcome.transfer_id, "direction": outcome.direction},
+                {"transfer": outcome.transfer_id, "direction": outcome.direction,
+                 **transport.whose},
             )
         )  # fmt: skip
 
@@ -432,6 +449,7 @@ class TransportWorld(World):
                     "transfer": opened.name, "direction": opened.transfer.direction,
                     "blocks": list(opened.transfer.block_ids), "opened": opened.step,
                     "planned": opened.planned,
+                    **opened.transport.whose,
                     **more,
                 },
             )
@@ -445,11 +463,15 @@ class ObedientTransport:
     have had: directory questions, and the copying itself.
     """
 
-    def __init__(self, inner: Any, world: TransportWorld, engine: int, rank: int) -> None:
+    def __init__(
+        self, inner: Any, world: TransportWorld, engine: int, rank: int, child: int | None = None
+    ) -> None:
         self.inner = inner
         self.world = world
         self.engine = engine
         self.rank = rank
+        self.child = child
+        self.whose = {} if child is None else {"child": child}
         self.done: list[Any] = []
 
     def lookup(self, keys: Sequence[bytes]) -> int | None:
@@ -466,7 +488,7 @@ class ObedientTransport:
 
     def pin(self, holder: str, keys: Sequence[bytes]) -> Any:
         """Keep keys until a load that is planned has ended."""
-        self.world.planned(holder, keys)
+        self.world.planned(self, holder, keys)
         pinned = self.inner.pin(holder, keys)
         if pinned:
             self.world.holds(self, "keys pinned", holder)
@@ -474,12 +496,12 @@ class ObedientTransport:
 
     def unpin(self, holder: str) -> None:
         """The load has ended."""
-        self.world.lets_go("keys pinned", holder)
+        self.world.lets_go(self, "keys pinned", holder)
         self.inner.unpin(holder)
 
     def reserve(self, holder: str, keys: Sequence[bytes]) -> Any:
         """Ask for room for a save that is planned."""
-        self.world.planned(holder, keys)
+        self.world.planned(self, holder, keys)
         granted = [] if self.world.refuses() else self.inner.reserve(holder, keys)
         if granted:
             self.world.holds(self, "room reserved", holder)
@@ -487,12 +509,12 @@ class ObedientTransport:
 
     def commit(self, holder: str) -> None:
         """The save has ended."""
-        self.world.lets_go("room reserved", holder)
+        self.world.lets_go(self, "room reserved", holder)
         self.inner.commit(holder)
 
     def abandon(self, holder: str) -> None:
         """The save has failed, or will not be."""
-        self.world.lets_go("room reserved", holder)
+        self.world.lets_go(self, "room reserved", holder)
         self.inner.abandon(holder)
 
     def submit(self, transfer: Any) -> None:
@@ -541,7 +563,8 @@ def connect(
     if _current is None:
         raise RuntimeError("kvconform's transport works only within a run of kvconform")
     engine, _ = _engine_index(config.kv_transfer_config.engine_id)
-    return ObedientTransport(make_default(), _current, engine, rank)
+    child = _current.child(config.kv_transfer_config.kv_connector_extra_config)
+    return ObedientTransport(make_default(), _current, engine, rank, child)
 
 
 def _engine_index(engine_id: str) -> tuple[int, int]:

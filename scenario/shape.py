@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Topology = Literal["store", "pd"]
+Beside = Literal["none", "before", "after"]
 
 
 def takes_drafts(runner: str, pp: int, async_scheduling: bool) -> bool:
@@ -46,6 +47,8 @@ class Shape:
         lookahead: whether the drafter is a model, for which vLLM keeps as many slots more.
         window: 0, or the width in tokens of a second KV group with sliding-window attention (only
             for connectors that support several groups).
+        beside: whether the target is alone, or a child of vLLM's MultiConnector: ``before`` a
+            companion, so that it is asked first, or ``after`` it.
     """
 
     block_size: int = 16
@@ -67,6 +70,7 @@ class Shape:
     drafts: int = 0
     lookahead: bool = False
     window: int = 0
+    beside: Beside = "none"
 
     def __post_init__(self) -> None:
         for name, low in (

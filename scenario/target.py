@@ -11,9 +11,9 @@ World = Literal["plain", "transport", "mooncake"]
 Caches = Literal["whole", "pairs"]
 
 FEATURES = ("async", "load-failure", "reset", "events", "stats", "worker-meta", "hma", "orders",
-            "pd", "pp", "carry", "keeps", "verifies")  # fmt: skip
-"""What a target may have; most are found by looking at the class. Only declared are those of
-:data:`DECLARED`:
+            "pd", "pp", "carry", "keeps", "verifies", "children", "siblings")  # fmt: skip
+"""What a target may have; most are found by looking at the class or its set-up. Only declared are
+those of :data:`DECLARED`:
 
 * ``pp``: it serves pipeline stages;
 * ``carry``: a request may come to its decoder with the first output token in the prompt;
@@ -80,6 +80,11 @@ class Target:
     install: str = ""
     scheduler: str = ""
     tolerant: tuple[str, ...] = ()
+
+    @property
+    def children(self) -> int:
+        """Of a MultiConnector: how many connectors it is composed of."""
+        return len(self.extra.get("connectors", ()))
 
     @property
     def module(self) -> str:

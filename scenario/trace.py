@@ -23,6 +23,7 @@ class Kind(StrEnum):
     RAN = "ran"  # recving, sending, invalid, failed: what one rank reported in one step
     OUTPUT = "output"  # recving, sending, invalid, failed: after aggregation, before vLLM sees it
     TOKENS = "tokens"  # tokens, finish: delivered to the client
+    CHILD = "child"  # child, as, ...: what one child of a composition would see, were it alone
     WRONG_KV = "wrong_kv"  # position, block, slot, layer, found, blame, ...: attention read it
     PLANNED = "planned"  # blocks: promised blocks of a request that the step's metadata speaks of
     OPENED = "opened"  # transfer, direction, blocks, planned: bytes are about to move
@@ -133,6 +134,13 @@ class Trace:
     def of(self, *kinds: Kind) -> Iterator[Event]:
         """The events of these kinds, in order."""
         return (e for e in self.events if e.kind in kinds)
+
+    def tell(self, event: Event, child: int | None) -> None:
+        """Emit ``event``, or that a child of a composition would be told it."""
+        if child is not None:
+            data = {"child": child, "as": str(event.kind), **event.data}
+            event = Event(Kind.CHILD, event.engine, event.step, event.request, event.rank, data)
+        self.emit(event)
 
     def __len__(self) -> int:
         return len(self.events)

@@ -27,6 +27,7 @@ from kvconform.conformance.checks import (
 from kvconform.conformance.checks.base import Check
 
 ALL: tuple[type[Check], ...] = (
+    *composition.OF_THE_WHOLE,
     *hooks.CHECKS,
     *restart.CHECKS,
     *transfers.CHECKS,
@@ -47,4 +48,10 @@ ALL: tuple[type[Check], ...] = (
 )
 """Every check, in the order in which they hear an event."""
 
-__all__ = ["ALL", "Check"]
+OF_A_CHILD: tuple[type[Check], ...] = (
+    composition.LeavesItToOthers,
+    *(check for check in ALL if check not in {*engine.CHECKS, *composition.OF_THE_WHOLE}),
+)
+"""Those that hear what one child of a composition is told."""
+
+__all__ = ["ALL", "OF_A_CHILD", "Check"]

@@ -28,12 +28,17 @@ class Exchange:
         engine_id: the engine's.
         rank: it reads from the same rank of other engines, and is read by it.
         peers: the way to and from other processes; None: there is none.
+        may_offer: whether this rank can be read. If not, another connector of the same engine may
+            be: a sibling in a MultiConnector.
     """
 
-    def __init__(self, engine_id: str, rank: int, peers: Peers | None = None) -> None:
+    def __init__(
+        self, engine_id: str, rank: int, peers: Peers | None = None, may_offer: bool = True
+    ) -> None:
         self._engine_id = engine_id
         self._rank = rank
         self._peers = peers
+        self._may_offer = may_offer
         self._offers: Offers | None = None
         self._offered: dict[str, Transfer] = {}  # by transfer id, still open
         self._ended: dict[str, Outcome] = {}  # by transfer id, not reported yet
@@ -44,7 +49,7 @@ class Exchange:
         peers = None
         if settings.peers is not None:
             peers = Peers(settings.peers, settings.engine_id, settings.instance, rank)
-        return cls(settings.engine_id, rank, peers)
+        return cls(settings.engine_id, rank, peers, settings.offers)
 
     def __contains__(self, transfer_id: str) -> bool:
         """Whether a pull has not been reported."""
@@ -53,12 +58,14 @@ class Exchange:
         )
 
     def register(self, device: Device) -> None:
-        """From now on this rank can be read.
+        """From now on this rank can be read, if it may be.
 
         Raises:
             ValueError: not at the address that was configured.
             AddressTakenError: someone else can be read there.
         """
+        if not self._may_offer:
+            return
         self._offers = Offers(self._engine_id, self._rank, device)
         if self._peers is not None:
             self._peers.serve(self._offers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,17 +25,42 @@ _STORE = MappingProxyType(
 )
 
 
+_MULTI = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector"
+_EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector:ExampleConnector"
 _ASCEND = "kvconform.connectors.ascend.connector:AscendConnector"
+
+
+def _stores(classes: Sequence[str]) -> Mapping[str, Any]:
+    """A composition of stores that know nothing of each other; the last one hands over as well."""
+    children = []
+    for index, cls in enumerate(classes):
+        module, _, name = cls.partition(":")
+        last = index == len(classes) - 1
+        children.append(
+            {
+                "kv_connector": name,
+                "kv_connector_module_path": module,
+                "kv_role": "{role}",
+                "kv_connector_extra_config": {
+                    **_STORE, "store": f"{{run}} {index}", "offers": last,
+                },
+            }
+        )  # fmt: skip
+    return MappingProxyType({"connectors": tuple(children)})
 
 
 def _zoo(mutant: Mutant) -> Target:
     wrong = f"kvconform.connectors.zoo.{mutant.cls}"
     connector, scheduler = (_ASCEND, wrong) if mutant.side == "vLLM" else (wrong, "")
+    children = [
+        _ASCEND if child == "right" else f"kvconform.connectors.zoo.{child}"
+        for child in mutant.children
+    ]
     return Target(
         f"zoo:{mutant.name}",
         connector,
         scheduler=scheduler,
-        extra=MappingProxyType({**_STORE, **mutant.extra}),
+        extra=_stores(children) if children else MappingProxyType({**_STORE, **mutant.extra}),
         world="transport",
         title=mutant.says,
         shape={"window": 0, **mutant.shape},
@@ -68,6 +93,14 @@ _CHILD_STORE = MappingProxyType(
         "kv_connector_module_path": "kvconform.connectors.ascend.connector",
         "kv_role": "{role}",
         "kv_connector_extra_config": {**_STORE, "offers": False},
+    }
+)
+_CHILD_EXAMPLE = MappingProxyType(
+    {
+        "kv_connector": "ExampleConnector",
+        "kv_connector_module_path": _EXAMPLE.partition(":")[0],
+        "kv_role": "{role}",
+        "kv_connector_extra_config": {"shared_storage_path": "{run_dir}"},
     }
 )
 _CHILD_MOONCAKE = MappingProxyType(
@@ -111,9 +144,31 @@ KNOWN: tuple[Target, ...] = (
     ),
     Target(
         "example",
-        "vllm.distributed.kv_transfer.kv_connector.v1.example_connector:ExampleConnector",
+        _EXAMPLE,
         extra=MappingProxyType({"shared_storage_path": "{run_dir}"}),
         title="vLLM's own example: saves prompts to files",
+    ),
+    Target(
+        "multi",
+        _MULTI,
+        extra=_stores((_ASCEND, _ASCEND)),
+        world="transport",
+        title="vLLM's MultiConnector over the reference connector twice: a store, and one that "
+        "hands over too",
+        dialect=_DIALECT,
+        features=("pp", "carry", "keeps"),
+        since="0.18.0",
+        until="0.33.0",
+    ),
+    Target(
+        "multi-example",
+        _MULTI,
+        extra=MappingProxyType(
+            {"connectors": (_CHILD_STORE, _CHILD_EXAMPLE)},
+        ),
+        world="transport",
+        title="vLLM's MultiConnector: the reference connector's store, then vLLM's own example",
+        shape=MappingProxyType({"topology": "store"}),
     ),
     _vllm_ascend(
         "vllm-ascend-mooncake",
@@ -123,7 +178,7 @@ KNOWN: tuple[Target, ...] = (
     ),
     _vllm_ascend(
         "vllm-ascend-multi",
-        "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector",
+        _MULTI,
         MappingProxyType({"connectors": (_CHILD_STORE, _CHILD_MOONCAKE)}),
         "vLLM's MultiConnector: the reference connector's store, then vllm-ascend-mooncake",
     ),

@@ -14,6 +14,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -77,6 +78,13 @@ def connector_classes(target: Target) -> list[type]:
         else:
             found.append(KVConnectorFactory._registry[name]())
     return found
+
+
+def children(connector: Any) -> list[Any]:
+    """The connectors that a connector of vLLM's is composed of; none, as a rule."""
+    if not isinstance(connector, MultiConnector):
+        return []
+    return list(connector._connectors)  # sub_connectors, in later releases
 
 
 def scheduler_class(target: Target, shape: Shape) -> type:

@@ -47,7 +47,7 @@ class Life:
 def _config(
     cls: str, role: str, engine: int, rank: int | None, shape: Shape, hybrid: bool, life: Life
 ) -> VllmConfig:
-    name, path = _found_by(*cls.split(":"))
+    name, path = found_by(*cls.split(":"))
     parallel = ParallelConfig()
     # Set afterwards: the constructor would look for as many devices as there are ranks.
     parallel.tensor_parallel_size = shape.tp
@@ -125,7 +125,7 @@ def _drafter(config: VllmConfig, shape: Shape) -> SpeculativeConfig:
     )
 
 
-def _found_by(module: str, class_name: str) -> tuple[str, str | None]:
+def found_by(module: str, class_name: str) -> tuple[str, str | None]:
     """The ``kv_connector`` and the module path by which vLLM finds this class, and no other.
 
     Until 0.18 it looks among its own connectors first, and into the module only then.

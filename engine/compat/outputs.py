@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -16,7 +15,7 @@ from vllm.v1.outputs import (
     ModelRunnerOutput,
 )
 
-from kvconform.engine.compat.fit import parameters, required
+from kvconform.engine.compat.fit import fitting, parameters, required
 
 _NOTHING: dict[str, Any] = {"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}
 """What has to be said until 0.13 when there is nothing to say."""
@@ -79,8 +78,7 @@ def awaited(aggregator: KVOutputAggregator) -> Mapping[str, str]:
     return waits
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What a connector reported in a step, as far as the installed vLLM can be told.
 
     Attributes:
@@ -95,6 +93,15 @@ class Report:
     invalid: frozenset[int] = frozenset()
     failed: frozenset[str] = frozenset()
 
+    def and_then(self, more: Report) -> Report:
+        """What was reported in both."""
+        return Report(
+            self.recving | more.recving,
+            self.sending | more.sending,
+            self.invalid | more.invalid,
+            self.failed | more.failed,
+        )
+
 
 def reported(output: KVConnectorOutput | None) -> Report:
     """The report in a worker's output, or in that of all of them."""
@@ -106,6 +113,34 @@ def reported(output: KVConnectorOutput | None) -> Report:
         frozenset(getattr(output, "invalid_block_ids", None) or ()),
         frozenset(getattr(output, "failed_recving", None) or ()),
     )
+
+
+def report_of(answer: Any) -> Report:
+    """The report in the answer of ``get_finished``, or of ``get_transfer_results``."""
+    if isinstance(answer, tuple):
+        sending, recving = answer
+        return Report(frozenset(recving or ()), frozenset(sending or ()))
+    return Report(
+        frozenset(answer.finished_recving),
+        frozenset(answer.finished_sending),
+        failed=frozenset(answer.failed_recving),
+    )
+
+
+def aggregated(aggregator: KVOutputAggregator, reports: Sequence[Report]) -> Report:
+    """What an aggregator of its own makes of the ranks' reports."""
+    outputs = []
+    for report in reports:
+        said = fitting(
+            KVConnectorOutput,
+            finished_recving=set(report.recving),
+            finished_sending=set(report.sending),
+            invalid_block_ids=set(report.invalid),
+            failed_recving=set(report.failed),
+        )
+        # A copy: the aggregator writes into it, and vLLM has one for all that say nothing.
+        outputs.append(copy.copy(no_forward_output(KVConnectorOutput(**said))))
+    return reported(aggregator.aggregate(outputs, 0).kv_connector_output)
 
 
 REPORTS_FAILED_LOADS = "invalid_block_ids" in parameters(KVConnectorOutput)

@@ -9,10 +9,11 @@ import pytest
 
 from kvconform.conformance.check import Options, check_connector
 from kvconform.conformance.rules import APART, BY_ID, RULES
+from kvconform.connectors.targets.resolve import resolve
 from kvconform.faults.packages import NAMES
 from kvconform.scenario.violation import Side
 from tests.rules.targets import ASCEND, wrong_target
-from tests.rules.wrong import WRONG
+from tests.rules.wrong import COMPOSED, WRONG
 
 LOADS = frozenset({"full-hit", "delay"})
 """What most packages build on: something outside to load, and transfers that stay open."""
@@ -27,6 +28,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "KVC-803": {"window": 24},
     "KVC-804": {"window": 24},
     "KVC-907": {"async_scheduling": True},  # so that a step runs before the last is processed
+    "KVC-805": {"beside": "after", "topology": "store"},
 }
 
 HALF: Mapping[str, Side] = {
@@ -56,14 +58,18 @@ def options(rule_id: str) -> Options:
 
 DIFFERENT = {repr((sorted(o.faults), dict(o.shape))): o for o in map(options, sorted(WRONG))}
 
+ALL_WRONG = {rule_id: wrong_target(cls) for rule_id, cls in WRONG.items()} | {
+    rule_id: resolve(f"zoo:{name}") for rule_id, name in COMPOSED.items()
+}
+
 
 def test_there_is_a_wrong_connector_for_each_rule_that_a_run_can_break() -> None:
-    assert set(WRONG) == {r.id for r in RULES if r.packages}
+    assert set(ALL_WRONG) == {r.id for r in RULES if r.packages}
 
 
-@pytest.mark.parametrize("rule_id", sorted(WRONG))
+@pytest.mark.parametrize("rule_id", sorted(ALL_WRONG))
 def test_fires(rule_id: str) -> None:
-    found = check_connector(wrong_target(WRONG[rule_id]), options(rule_id)).verdict.of(rule_id)
+    found = check_connector(ALL_WRONG[rule_id], options(rule_id)).verdict.of(rule_id)
     assert found.result == "fail", found.reason
     assert all(f.confirmed for f in found.findings)
     side = HALF.get(rule_id, found.rule.side)

@@ -14,9 +14,10 @@ from tests.rules.targets import ASCEND
 
 GROUPS: defaultdict[frozenset[str], list[str]] = defaultdict(list)
 for _rule in RULES:
-    if _rule.packages:
+    if _rule.packages and not _rule.features & {"children", "siblings"}:
         GROUPS[_rule.packages].append(_rule.id)
-"""Fault packages to the rules that these, and no others, provoke."""
+"""Fault packages to the rules that these, and no others, provoke; but for those of compositions,
+see ``test_composition``."""
 
 
 def verdict(excluded: frozenset[str], examples: int) -> Verdict:

@@ -133,3 +133,10 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-907": OwnTable,
 }
 """Rule id to the connector that breaks it."""
+
+COMPOSED: dict[str, str] = {
+    "KVC-805": "loads-all-the-same",
+    "KVC-806": "first-loads",
+    "KVC-807": "keeps-the-count",
+}
+"""Rule id to a member of the zoo that breaks it: in a composition, where these rules hold."""
