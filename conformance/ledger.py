@@ -174,8 +174,9 @@ class Ledger:
         first = self.requests[event.data["after"]]
         if first.then is None:
             first.then = event.request
+        identity = replace(first.identity, model=self.model)
         facts = Facts(
-            event.request, event.engine, tuple(event.data["tokens"]), first.identity,
+            event.request, event.engine, tuple(event.data["tokens"]), identity,
             self._asked[first.name], event.data["stop"], after=first.name,
         )  # fmt: skip
         self._enter(facts)

@@ -238,9 +238,11 @@ class Cluster:
         while name in self.arrived:  # the router sends it once more
             times += 1
             name = f"{request}d{times}"
+        # It may have been prefilled by the model that was served before.
+        identity = dataclasses.replace(first.identity, model=self.engines[engine].life.model)
         leg = dataclasses.replace(
             first, name=name, engine=engine, tokens=tokens, max_tokens=max_tokens,
-            stop=stop, then=None,
+            identity=identity, stop=stop, then=None,
         )  # fmt: skip
         self.trace.emit(
             Event(

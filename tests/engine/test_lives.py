@@ -96,6 +96,15 @@ def test_the_shape_is_another_one_afterwards() -> None:
         assert run.violation is None
 
 
+def test_what_another_model_prefilled_is_computed_anew() -> None:
+    outcome = played(
+        Hold("route"), Arrive(P, 3), Step(3), Redeploy("b"), Release(), Step(4, 1), Arrive(P, 2),
+        Step(3), Step(4, 1), shape=APART,
+    )  # fmt: skip
+    pulls = [e for e in outcome.trace.of(Kind.MOVED) if e.data["direction"] == "pull"]
+    assert pulls[0].data["failed"] == pulls[0].data["blocks"]
+
+
 def test_each_life_has_a_name_of_its_own() -> None:
     assert [compat.Life(n).name(1) for n in range(3)] == ["e1", "e1l1", "e1l2"]
 
