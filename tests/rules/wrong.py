@@ -136,7 +136,7 @@ WRONG: dict[str, type[AscendConnector]] = {
 
 COMPOSED: dict[str, str] = {
     "KVC-805": "loads-all-the-same",
-    "KVC-806": "first-loads",
+    "KVC-806": "all-load",
     "KVC-807": "keeps-the-count",
 }
 """Rule id to a member of the zoo that breaks it: in a composition, where these rules hold."""
