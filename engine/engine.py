@@ -96,6 +96,7 @@ class Engine:
         self._request_was: tuple[Any, ...] = ()
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[frozenset[int]] = []
+        self._answers: deque[list[tuple[Any, compat.Report]]] = deque()
         self._left_with: dict[str, Any] = {}
         self._rested = False
         self._plans = Plans()
@@ -299,7 +300,7 @@ class Engine:
             ):
                 worker.prepare(step)
         self.memory.apply()
-        outputs = []
+        outputs, answers = [], []
         for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
             with (
                 compat.rank_scope(config, worker.rank, self.shape, worker.connector),
@@ -307,10 +308,13 @@ class Engine:
             ):
                 output = worker.execute(step, self._note_misread)
                 outputs.append(pickle.loads(pickle.dumps(output)))
+                said = output.kv_connector_output
+                answers.append((said, compat.reported(said)))
             self._check_halt()  # after a wrong answer nothing more can be made of the step
             self._emit_ran(worker.rank, compat.reported(outputs[-1].kv_connector_output))
         reports = [compat.reported(o.kv_connector_output) for o in outputs]
         self._unprocessed.append(frozenset().union(*(r.invalid for r in reports)))
+        self._answers.append(answers)
         self._blame_misread()
         with self._phase():
             output = outputs[0]
@@ -340,6 +344,7 @@ class Engine:
                 f"the {type(so.kv_connector_metadata).__name__} of the step changed after it had "
                 "been handed out, and before its report was processed",
             )
+        self._compare_answers()
         with self._phase():
             delivered = self.scheduler.update_from_output(so, output)
         self._unprocessed.pop(0)
@@ -360,6 +365,13 @@ class Engine:
         self._observe()
         self._check_halt()
         self._abort_those_meanwhile()
+
+    def _compare_answers(self) -> None:
+        """What the ranks answered in the step that is processed is what it was."""
+        for rank, (said, was) in enumerate(self._answers.popleft()):
+            now = compat.reported(said)
+            if now != was:
+                self._wire("answers", f"rank {rank}: {was} is {now} by now", "get_finished")
 
     def _abort_those_meanwhile(self) -> None:
         """Deliver the aborts that came while a step was being executed."""
@@ -640,7 +652,18 @@ class Engine:
         if self._aggregator is not None:
             for name, what in compat.awaited(self._aggregator).items():
                 self.left("aggregator", name, what)
+        if len(self.trace) == before:
+            self._reset_at_last()
         return len(self.trace) == before
+
+    def _reset_at_last(self) -> None:
+        """Nothing is left over: the prefix cache can be reset, and is empty then."""
+        with self._phase():
+            done = bool(self.scheduler.reset_prefix_cache())
+        blocks = self.scheduler.kv_cache_manager.block_pool.blocks
+        found = sum(block.block_hash is not None for block in blocks)
+        if not done or found:
+            self.left("prefix cache", None, f"{found} blocks can be found" if done else "in use")
 
     def remembered(self, names: frozenset[str], packages: frozenset[str]) -> None:
         """Emit which of these requests, all of them gone, the connector still keeps something of.

@@ -28,7 +28,7 @@ class Kind(StrEnum):
     OPENED = "opened"  # transfer, direction, blocks, planned: bytes are about to move
     MOVED = "moved"  # transfer, direction, blocks, planned, stale, failed, source, ...: bytes moved
     CLOSED = "closed"  # transfer, direction: the connector was told
-    WIRE = "wire"  # problem, detail: metadata did not survive the way to the workers unchanged
+    WIRE = "wire"  # problem, detail: what crosses between the halves was not what it had been
     BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook
     RESET = "reset"  # running, connector, ok
     FORGOT = "forgot"  # blocks: how many the store has lost that a lookup had just found

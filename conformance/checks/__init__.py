@@ -17,6 +17,7 @@ from kvconform.conformance.checks import (
     memory,
     metadata,
     progress,
+    told,
     transfers,
 )
 from kvconform.conformance.checks.base import Check
@@ -33,6 +34,7 @@ ALL: tuple[type[Check], ...] = (
     *failure.CHECKS,
     *progress.CHECKS,
     *composition.CHECKS,
+    *told.CHECKS,
     *engine.CHECKS,
 )
 """Every check, in the order in which they hear an event."""

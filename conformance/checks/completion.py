@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvconform.conformance.checks.base import Check
 from kvconform.conformance.facts import LOADING, Facts, describe
 from kvconform.scenario.trace import Event
@@ -204,4 +206,32 @@ class SendPairing(Check):
                 )  # fmt: skip
 
 
-CHECKS = (OncePerRank, OnlyKnown, ReceiveStatus, AbortWhileLoading, SendPairing)
+class ReportsStay(Check):
+    """KVC-309."""
+
+    rule = "KVC-309"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._reported: dict[int, int] = {}  # step of each engine's last report
+
+    def on_ran(self, event: Event) -> None:
+        self._reported.setdefault(event.engine, event.step)
+
+    def on_output(self, event: Event) -> None:
+        # Another step has been executed since: only then can it matter.
+        later = event.step > self._reported.pop(event.engine, event.step)
+        self.reached += later and self.ledger.held
+
+    def on_wire(self, event: Event) -> None:
+        if event.data["problem"] == "answers":
+            self.fail(
+                event, "changed", where=event.data["hook"],
+                expected="an answer that stays what it was until its step has been processed",
+                got=event.data["detail"],
+                why="executors that do not pickle hand over the sets themselves: completions are "
+                "lost, or are seen twice",
+            )  # fmt: skip
+
+
+CHECKS = (OncePerRank, OnlyKnown, ReceiveStatus, AbortWhileLoading, SendPairing, ReportsStay)

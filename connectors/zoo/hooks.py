@@ -60,6 +60,29 @@ class RaisesOnFailure(AscendConnector):
     worker_half_class = _RaisesOnFailure
 
 
+class _AnswersItsOwnSets(WorkerHalf):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sent: set[str] = set()
+        self._received: set[str] = set()
+
+    def get_finished(self, finished_req_ids: set[str]) -> Finished:
+        sending, recving = super().get_finished(finished_req_ids)
+        for mine, now in ((self._sent, sending), (self._received, recving)):
+            mine.clear()
+            mine.update(now or ())
+        return self._sent, self._received
+
+
+class AnswersItsOwnSets(AscendConnector):
+    """What has ended is answered in the very sets that are emptied in the next step.
+
+    KVC-309.
+    """
+
+    worker_half_class = _AnswersItsOwnSets
+
+
 class AnswersBool(AscendConnector):
     """Whether blocks must live is answered bare, without the parameters (KVC-011; B-173)."""
 
