@@ -401,15 +401,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "KVC-309", "a report stays what it was",
-        "The sets that get_finished and get_block_ids_with_load_errors answer do not change until "
-        "vLLM has processed their step.",
-        _W, "a report that was processed after a later step had been executed, and a transfer had "
-        "been held open",
-        packages=LATE, features=_ASYNC | _ORDERS,
-        source="v1/executor/uniproc_executor.py hands over the output itself; v1/engine/core.py "
-        "step_with_batch_queue executes a step before it processes the one before",
-        help="Answer new sets, or take a new one for what comes next: self.done, done = set(), "
-        "self.done.",
+        "The sets that get_block_ids_with_load_errors and get_finished answer, and that vLLM hands "
+        "on as they are, do not change until it has processed their step.",
+        _W, "a failed load was reported, and processed after a later step had been executed",
+        packages=FAILING, features=frozenset({"load-failure", "orders"}),
+        source="v1/worker/kv_connector_model_runner_mixin.py (of get_finished v1/base.py "
+        "get_transfer_results makes copies from 0.32 on); v1/executor/uniproc_executor.py hands "
+        "over the output itself; v1/engine/core.py step_with_batch_queue executes a step before it "
+        "processes the one before",
+        help="Answer new sets, or take a new one for what comes next: self.errors, errors = set(), "
+        "self.errors.",
+        since="0.11.2",
     ),
     # -- 4xx memory -------------------------------------------------------------------------------
     Rule(

@@ -371,7 +371,10 @@ class Engine:
         for rank, (said, was) in enumerate(self._answers.popleft()):
             now = compat.reported(said)
             if now != was:
-                self._wire("answers", f"rank {rank}: {was} is {now} by now", "get_finished")
+                hook = "get_finished"
+                if now.invalid != was.invalid:
+                    hook = "get_block_ids_with_load_errors"
+                self._wire("answers", f"rank {rank} said {_said(was)}, now {_said(now)}", hook)
 
     def _abort_those_meanwhile(self) -> None:
         """Deliver the aborts that came while a step was being executed."""
@@ -704,6 +707,12 @@ class Engine:
             with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
                 worker.connector.shutdown()
         self.connector.shutdown()
+
+
+def _said(report: compat.Report) -> str:
+    """A report in words."""
+    parts = {name: sorted(getattr(report, name)) for name in report.__slots__}
+    return ", ".join(f"{name} {ids}" for name, ids in parts.items() if ids) or "nothing"
 
 
 _STATE = ("status", "num_computed_tokens", "num_tokens", "num_prompt_tokens", "block hashes",

@@ -213,15 +213,15 @@ class ReportsStay(Check):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._reported: dict[int, int] = {}  # step of each engine's last report
+        self._reported: dict[int, int] = {}  # step of each engine's first one that is open
 
     def on_ran(self, event: Event) -> None:
-        self._reported.setdefault(event.engine, event.step)
+        if event.data["invalid"] or event.data["failed"]:
+            self._reported.setdefault(event.engine, event.step)
 
     def on_output(self, event: Event) -> None:
         # Another step has been executed since: only then can it matter.
-        later = event.step > self._reported.pop(event.engine, event.step)
-        self.reached += later and self.ledger.held
+        self.reached += event.step > self._reported.pop(event.engine, event.step)
 
     def on_wire(self, event: Event) -> None:
         if event.data["problem"] == "answers":
@@ -229,8 +229,8 @@ class ReportsStay(Check):
                 event, "changed", where=event.data["hook"],
                 expected="an answer that stays what it was until its step has been processed",
                 got=event.data["detail"],
-                why="executors that do not pickle hand over the sets themselves: completions are "
-                "lost, or are seen twice",
+                why="executors that do not pickle hand over the sets themselves: what they told is "
+                "lost, or is taken for what the next step tells",
             )  # fmt: skip
 
 

@@ -60,27 +60,24 @@ class RaisesOnFailure(AscendConnector):
     worker_half_class = _RaisesOnFailure
 
 
-class _AnswersItsOwnSets(WorkerHalf):
+class _AnswersItsOwnSet(WorkerHalf):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._sent: set[str] = set()
-        self._received: set[str] = set()
+        self._errors: set[int] = set()
 
-    def get_finished(self, finished_req_ids: set[str]) -> Finished:
-        sending, recving = super().get_finished(finished_req_ids)
-        for mine, now in ((self._sent, sending), (self._received, recving)):
-            mine.clear()
-            mine.update(now or ())
-        return self._sent, self._received
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        self._errors.clear()
+        self._errors |= super().get_block_ids_with_load_errors()
+        return self._errors
 
 
-class AnswersItsOwnSets(AscendConnector):
-    """What has ended is answered in the very sets that are emptied in the next step.
+class AnswersItsOwnSet(AscendConnector):
+    """Failed blocks are answered in the very set that is emptied in the next step.
 
     KVC-309.
     """
 
-    worker_half_class = _AnswersItsOwnSets
+    worker_half_class = _AnswersItsOwnSet
 
 
 class AnswersBool(AscendConnector):

@@ -128,7 +128,8 @@ HISTORIES = (
     History("KVC-306", memory.AbandonsTheDead, "load still open",
             (*saved(50), Hold("load"), a(50), Step(), Abort(), Step(2), Arrive(Prompt(1, 100)),
              Step(2)), FULL),
-    History("KVC-309", WRONG["KVC-309"], "changed", (a(16), a(1, 9)),
+    History("KVC-309", WRONG["KVC-309"], "changed",
+            (a(50), Step(6), Reset(), Fail(), a(50), a(1, 9), Step(3)),
             Shape(async_scheduling=True)),
     History("KVC-402", completion.AlwaysDelays, "send never completed", (a(1),)),
     # What is owed to nobody else is not excused because another engine cannot be reached.

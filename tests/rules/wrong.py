@@ -13,7 +13,7 @@ from kvconform.connectors.zoo.completion import (
 from kvconform.connectors.zoo.content import KeysOfTokens, ResetInNameOnly
 from kvconform.connectors.zoo.double_completion import DoubleCompletion
 from kvconform.connectors.zoo.failure import PollsOnlyWhenBusy, RepeatsFailures
-from kvconform.connectors.zoo.hooks import AnswersItsOwnSets, CancelsOnTheWorker, NoErrorsIsNone
+from kvconform.connectors.zoo.hooks import AnswersItsOwnSet, CancelsOnTheWorker, NoErrorsIsNone
 from kvconform.connectors.zoo.identity import HexInOneHalf
 from kvconform.connectors.zoo.late_failure import LateFailure
 from kvconform.connectors.zoo.leak_on_abort import LeakOnAbort
@@ -74,7 +74,7 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-305": ReportsBothWays,
     "KVC-306": SentTooSoon,
     "KVC-307": OnlyAtTheLimit,
-    "KVC-309": AnswersItsOwnSets,
+    "KVC-309": AnswersItsOwnSet,
     "KVC-401": SavesAtOnce,
     "KVC-402": AlwaysDelays,
     "KVC-403": TellsNobody,
