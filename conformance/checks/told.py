@@ -8,6 +8,9 @@ from typing import Any
 from kvconform.conformance.checks.base import Check
 from kvconform.scenario.trace import Event
 
+_ASKS = ("get_finished", "get_transfer_results")
+"""Hooks in which a rank hears of ends; the second calls the first."""
+
 
 class EndsAreTold(Check):
     """VLL-105."""
@@ -24,7 +27,7 @@ class EndsAreTold(Check):
         if name.startswith("request_finished"):
             self.reached += 1
             self._ended[event.engine].add(event.request or "")
-        elif name == "get_finished" and event.rank is not None:
+        elif name in _ASKS and event.rank is not None:
             want = self._told.get(event.engine, frozenset())
             self._compare(event, event.data["finished"], want, f"rank {event.rank}")
 
