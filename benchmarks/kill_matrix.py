@@ -36,11 +36,15 @@ Numbers are those of the public defects that the zoo cites.
   after another here; B-031, B-032, B-048 and B-181, of recurrent states and of zeroing, which are
   not simulated; B-121, of drafts.
 * Of compositions: B-046, B-052, B-054 to B-056, B-059, B-061. No composition is drawn yet.
-* Of streams and devices: B-091, B-100, B-125; of layouts: B-068, B-072 to B-074, B-178. What they
-  need is not simulated yet.
+* Of streams and devices: B-125, a block that is read before its kernel has run: a forward is done
+  when the simulated runner returns. Of layouts: B-068, B-072 to B-074, B-178. What they need is not
+  simulated yet.
 * Of statistics and events, which are not judged yet: B-039, B-040, B-122.
-* Of connectors, and simply not made yet: B-092, B-093, B-095, B-101 to B-103, B-124, B-127, B-155,
-  B-170, B-171, B-187, B-189, B-193, B-194. B-196 is B-042 once more.
+* What the contract allows: B-101, several requests load the same block, each into its own; B-102,
+  who shares with a load that is open is told to ask later, for as long as it takes. Both cost time
+  alone, and no bound was agreed on.
+* B-124, the same block is stored again in every step: it costs room in the store, of which nothing
+  is said; that each save is handed out once is judged by its reports. B-196 is B-042 once more.
 * B-036, layer hooks without metadata: vLLM 0.11.2 and later do not call them then.
 """
 

@@ -16,6 +16,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvconform.conformance import steer
+from kvconform.conformance.aimed import Aimed
 from kvconform.conformance.draw import Draw, lengths, priorities, stops
 from kvconform.conformance.traffic import Traffic
 from kvconform.faults.packages import is_tight
@@ -99,6 +100,8 @@ class Moves:
         self.size = shape.block_size
         self._fresh = 0
         self._traffic: Traffic | None = None
+        self._alone = shape.topology == "store"
+        self._aimed = Aimed(shape, packages, self._family)
 
     def draw_move(self, package: str | None) -> Move:
         """A move of this package; None: base traffic."""
@@ -135,8 +138,7 @@ class Moves:
         fresh = self.draw(st.booleans())
         if not self._wanted:
             return self._steps()
-        self._fresh += 1
-        prompt = Prompt(RARE + self._fresh, blocks * self.size + tail)
+        prompt = Prompt(self._family(), blocks * self.size + tail)
         cell = name, state, phase = steer.rarest(self._wanted, self._seen, k)
         self._seen["/".join(cell)] += 1  # aimed at: some cannot be met
         home = 1 if self.shape.topology == "pd" else 0
@@ -171,12 +173,15 @@ class Moves:
 
     # -- arrivals ---------------------------------------------------------------------------------
 
-    def _stranger(self, blocks: int = 0) -> Arrive:
-        """A request whose prompt nobody had and nobody will have, of some or any length."""
+    def _family(self) -> int:
+        """A family of prompts that nobody had."""
         self._fresh += 1
-        length = self.size * blocks - self.size // 4 if blocks else self.draw(lengths(self.size))
+        return RARE + self._fresh
+
+    def _stranger(self) -> Arrive:
+        """A request whose prompt nobody had and nobody will have."""
         return Arrive(
-            Prompt(RARE + self._fresh, max(1, length)),
+            Prompt(self._family(), self.draw(lengths(self.size))),
             self.draw(st.sampled_from((1, 2, 4, 20))),
             engine=self.draw(st.integers(0, 1)),
             priority=self.draw(priorities()),
@@ -217,6 +222,8 @@ class Moves:
     # -- one per package --------------------------------------------------------------------------
 
     def _full_hit(self) -> Move:
+        if self._alone and not self.draw(st.integers(0, 5)):
+            return self._aimed.answered(self.draw)
         first = self._returning()
         again = Arrive(
             first.prompt,
@@ -311,6 +318,8 @@ class Moves:
         return (*before, abort, *self._steps(2))
 
     def _preempt(self) -> Move:
+        if self._alone and not self.draw(st.integers(0, 3)):
+            return self._aimed.resumed_in_chunks(self.draw)
         return (
             self._arrival(),
             *self._steps(3),
@@ -322,6 +331,9 @@ class Moves:
         return (Busy(self.draw(st.sampled_from((1, 2, 3, 1000)))), self._arrival(), *self._steps())
 
     def _reset(self) -> Move:
+        late = self._alone and "delay" in self.packages
+        if late and not self.draw(st.integers(0, 3)):
+            return self._aimed.reset_while_saving(self.draw)
         if self.draw(st.booleans()):  # what was saved before may not be found afterwards
             first = self._returning()
             reset = Reset(connector=True, engine=self._home(first))
@@ -330,37 +342,13 @@ class Moves:
         return (reset, self._arrival(), *self._steps())
 
     def _tight_pool(self) -> Move:
-        tight = is_tight(self.shape)
+        tight = self._alone and is_tight(self.shape)
         if tight and not self.draw(st.integers(0, 2)):
-            return self._to_the_brim()
+            return self._aimed.to_the_brim(self.draw)
         if tight and "full-hit" in self.packages and self.draw(st.booleans()):
-            # What is found outside finds no room, and is looked up in every step.
-            *before, again = self._outside_again()
-            assert isinstance(again, Arrive)
-            rivals = tuple(
-                dataclasses.replace(self._stranger(4), max_tokens=20, engine=again.engine)
-                for _ in range(self.shape.num_blocks // 4)
-            )
-            # Its client may lose patience between what was found and what would have been admitted.
-            gone: Move = (Abort(),) if "abort" in self.packages and self.draw(st.booleans()) else ()
-            return (*before, *rivals, *self._through(again, 1), again,
-                    *self._through(again, self.draw(st.integers(1, 6))), *gone)  # fmt: skip
+            return self._aimed.no_room(self.draw)
         arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(2, 3))))
         return (*arrivals, Step(self.draw(st.integers(1, 8)), self.draw(st.integers(0, 1))))
-
-    def _to_the_brim(self) -> Move:
-        """Full blocks fill the pool, so that what is taken from one goes to the other at once."""
-        size, left = self.size, self.shape.num_blocks - 1
-        held: Move = (
-            (Hold("save"),) if "delay" in self.packages and self.draw(st.booleans()) else ()
-        )
-        arrivals: list[Action] = []
-        while left > 0:
-            blocks = min(left, self.draw(st.integers(2, 4)) * max(1, 16 // size))
-            self._fresh += 1
-            arrivals.append(Arrive(Prompt(RARE + self._fresh, blocks * size), 20))
-            left -= blocks
-        return (*held, *arrivals, Step(self.draw(st.integers(2, 6))), Release(), *self._steps())
 
     def _fail_load(self) -> Move:
         if "full-hit" in self.packages and not self.draw(st.integers(0, 3)):
@@ -368,6 +356,9 @@ class Moves:
             *before, again = self._outside_again((Fail(1000, "first"),))
             assert isinstance(again, Arrive)
             return (*before, again, *self._through(again, 12))
+        aimed = self._alone and "full-hit" in self.packages
+        if aimed and not self.draw(st.integers(0, 3)):
+            return self._aimed.failed_within_a_step(self.draw)
         fail = Fail(
             self.draw(st.integers(1, 2)),
             self.draw(st.sampled_from(("all", "first", "last", "torn"))),
@@ -392,18 +383,12 @@ class Moves:
     def _full(self) -> Move:
         """Several requests want to save at once, and some may not."""
         refuse = Refuse(self.draw(st.integers(1, 2)))
-        if "full-hit" not in self.packages or self.draw(st.booleans()):
+        aimed = self._alone and "full-hit" in self.packages
+        if not aimed or self.draw(st.booleans()):
             arrivals = tuple(self._arrival() for _ in range(self.draw(st.integers(1, 3))))
             late: Move = (Step(1),) if self.draw(st.booleans()) else ()
             return (*arrivals, *late, refuse, *self._through(arrivals[0], 3), *self._steps())
-        # One grows by a block in the step in which another is refused; what it left returns.
-        self._fresh += 1
-        length = max(1, self.size * 2 - self.draw(st.integers(0, 2)))
-        first = Arrive(Prompt(RARE + self._fresh, length), 20)
-        grown = dataclasses.replace(first.prompt, answer=19)
-        few = self._through(first, self.draw(st.integers(1, 3)))
-        back = (Reset(engine=self._home(first)), Arrive(grown), *self._through(first, 3))
-        return (first, *few, refuse, self._stranger(2), *self._through(first, 22), *back)
+        return self._aimed.refused(self.draw)
 
     def _fail_save(self) -> Move:
         fail = Fail(

@@ -908,6 +908,15 @@ RULES: tuple[Rule, ...] = (
         "state.",
     ),
     Rule(
+        "VLL-105", "ends are told once, in the next step",
+        "Each rank hears in finished_req_ids of every request that has ended since the step "
+        "before, and of no other.",
+        _V, "a request ended",
+        source="v1/core/sched/scheduler.py _free_request, schedule, _update_after_schedule",
+        help="Look at what was taken out of finished_req_ids, or put into it, since the request's "
+        "end.",
+    ),
+    Rule(
         "VLL-201", "blocks of a failed load are not used",
         "KV that the connector reported as failed is recomputed before anyone reads it, and is not "
         "left in the prefix cache. Known to fail: V-01, the request is aborted before it "
@@ -942,6 +951,15 @@ RULES: tuple[Rule, ...] = (
         "to be computed in it.",
     ),
     Rule(
+        "VLL-204", "what is being loaded is not found yet",
+        "Blocks of an asynchronous load are a local hit of other requests only after its "
+        "finished_recving.",
+        _V, "an admission while a load was open",
+        source="v1/core/sched/scheduler.py schedule (delay_cache_blocks), "
+        "_update_waiting_for_remote_kv; v1/core/kv_cache_manager.py allocate_slots, cache_blocks",
+        help="Look for who gave the blocks their hashes before the load was received.",
+    ),
+    Rule(
         "VLL-401", "blocks of an open transfer are not given away",
         "While a load or send that the connector has not reported is open, its blocks belong to "
         "nobody else. Known to fail: V-06, to 0.13.0 blocks of a request that is aborted while it "
@@ -950,6 +968,14 @@ RULES: tuple[Rule, ...] = (
         source="v1/core/sched/scheduler.py _free_request, finish_requests",
         help="No connector can mend it; one that can cancel a transfer does so when its request "
         "has ended.",
+    ),
+    Rule(
+        "VLL-402", "the prefix cache can be reset in the end",
+        "When nothing is left to do reset_prefix_cache answers True, and no block can be found "
+        "afterwards.",
+        _V, "a drain after which nothing is left",
+        source="v1/core/sched/scheduler.py reset_prefix_cache; v1/core/block_pool.py",
+        help="Look for blocks whose reference count is not 0 although no request has them.",
     ),
     Rule(
         "VLL-701", "the engine goes on when the connector owes nothing",

@@ -240,17 +240,15 @@ STATEMENTS: tuple[Statement, ...] = (
         "Only requests whose request_finished answered True are sent, once, and not before the "
         "worker half was told of their end.",
         _C, ("KVC-305", "KVC-303"),
-        "That the worker half was told before it reports is not judged, only that the request had "
-        "ended.",
+        "That it ended first is judged. That the worker half was told follows from it and VLL-105 "
+        "here: a step is executed as soon as it is scheduled.",
     ),
     Statement(
         "WRK-04",
         "Every rank is told of each ended request once, in the step after its end. This says "
         "nothing about transfers: an aborted load may still be under way, and nothing need be "
         "sent.",
-        _B, ("KVC-305", "KVC-306"),
-        "vLLM's part is not judged yet: it takes a comparison of the ends with the next step's "
-        "finished requests.",
+        _B, ("VLL-105", "KVC-305", "KVC-306"),
     ),
     Statement(
         "WRK-05",
@@ -373,9 +371,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "DAT-07",
         "Blocks of an asynchronous load are published when it was received, up to the first that "
         "failed.",
-        _V, ("VLL-201",),
-        "Publishing them before is not judged yet: it takes a look at whose open load the local "
-        "hits of an admission are of.",
+        _V, ("VLL-201", "VLL-204"),
     ),
     Statement(
         "DAT-08",
@@ -420,8 +416,7 @@ STATEMENTS: tuple[Statement, ...] = (
     Statement(
         "LIV-04",
         "The prefix cache can be reset then.",
-        _V, (),
-        "It follows from the free blocks, and is not tried.",
+        _V, ("VLL-402",),
     ),
     Statement(
         "LIV-05",

@@ -699,7 +699,18 @@ class Engine:
         if self._aggregator is not None:
             for name, what in compat.awaited(self._aggregator).items():
                 self.left("aggregator", name, what)
+        if len(self.trace) == before:
+            self._reset_at_last()
         return len(self.trace) == before
+
+    def _reset_at_last(self) -> None:
+        """Nothing is left over: the prefix cache can be reset, and is empty then."""
+        with self._phase():
+            done = bool(self.scheduler.reset_prefix_cache())
+        blocks = self.scheduler.kv_cache_manager.block_pool.blocks
+        found = sum(block.block_hash is not None for block in blocks)
+        if not done or found:
+            self.left("prefix cache", None, f"{found} blocks can be found" if done else "in use")
 
     def remembered(self, names: frozenset[str], packages: frozenset[str]) -> None:
         """Emit which of these requests, all of them gone, the connector still keeps something of.

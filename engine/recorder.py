@@ -139,7 +139,7 @@ _KEEP: dict[str, Callable[[tuple[Any, ...], Any], dict[str, Any]]] = {
     "reset_cache": lambda _, answer: {"answer": answer},
     "update_connector_output": lambda args, _: {"told": _told(args[0])},
     "get_finished": lambda args, answer: {"finished": set(args[0]), "answer": answer},
-    "get_transfer_results": lambda _, answer: {"told": _told(answer)},
+    "get_transfer_results": lambda args, answer: {"finished": set(args[0]), "told": _told(answer)},
     "get_block_ids_with_load_errors": lambda _, answer: {"answer": answer},
 }
 

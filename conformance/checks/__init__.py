@@ -22,6 +22,7 @@ from kvconform.conformance.checks import (
     restart,
     saving,
     sharing,
+    told,
     transfers,
 )
 from kvconform.conformance.checks.base import Check
@@ -44,6 +45,7 @@ ALL: tuple[type[Check], ...] = (
     *progress.CHECKS,
     *composition.CHECKS,
     *observation.CHECKS,
+    *told.CHECKS,
     *engine.CHECKS,
 )
 """Every check, in the order in which they hear an event."""

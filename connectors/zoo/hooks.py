@@ -60,6 +60,26 @@ class RaisesOnFailure(AscendConnector):
     worker_half_class = _RaisesOnFailure
 
 
+class _AnswersItsOwnSet(WorkerHalf):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._errors: set[int] = set()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        self._errors.clear()
+        self._errors |= super().get_block_ids_with_load_errors()
+        return self._errors
+
+
+class AnswersItsOwnSet(AscendConnector):
+    """Failed blocks are answered in the very set that is emptied in the next step.
+
+    KVC-907.
+    """
+
+    worker_half_class = _AnswersItsOwnSet
+
+
 class AnswersBool(AscendConnector):
     """Whether blocks must live is answered bare, without the parameters (KVC-011; B-173)."""
 

@@ -163,6 +163,25 @@ class TwoSignals(SavesInBackground):
     worker_half_class = _ReportsTheFinished
 
 
+class _PushesOn(SavesBehindPlan):
+    backlog: tuple[Job, ...] = ()
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
+        jobs = super().build_connector_meta(scheduler_output).jobs
+        late = tuple(job for job in jobs if job.direction == "save" and job.keys)
+        now, self.backlog = self.backlog, late
+        return StepJobs(now + tuple(job for job in jobs if job not in late))
+
+
+class PushesOn(SavesInBackground):
+    """Blocks wait a step to be pushed, and go on waiting when their request is preempted (B-189).
+
+    By then they are somebody else's.
+    """
+
+    scheduler_half_class = _PushesOn
+
+
 class _DropsPreempted(SchedulerHalf):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -16,8 +16,7 @@ from kvconform.connectors.ascend.worker import WorkerHalf
 from kvconform.connectors.zoo.memory import _SavesAtOnce, _SentByNobody
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.request import Request
+    pass
 
 
 class _CommitsWhatFailed(SchedulerHalf):
@@ -89,36 +88,3 @@ class TrustsItsMemory(AscendConnector):
     """Checksums are kept, and never compared (KVC-605)."""
 
     scheduler_half_class = _TrustsItsMemory
-
-
-class _TwoOfEach(SchedulerHalf):
-    def _final_blocks(self, request: Request, block_ids: list[int]) -> int:
-        return min(2, super()._final_blocks(request, block_ids))
-
-
-class TwoOfEach(AscendConnector):
-    """Two blocks of a request are saved at once, and what is left over never (KVC-505; B-127)."""
-
-    scheduler_half_class = _TwoOfEach
-
-
-class _OnlyWhatItComputes(SchedulerHalf):
-    def update_state_after_alloc(
-        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
-    ) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        cached = bool(num_external_tokens or self._lives[request.request_id].local_blocks)
-        self.__dict__.setdefault("_cached", {})[request.request_id] = cached
-
-    def _save(self, request: Request, life: Any, block_ids: list[int]) -> bool:
-        cached = self.__dict__.get("_cached", {}).pop(request.request_id, False)
-        return False if cached else super()._save(request, life, block_ids)
-
-
-class OnlyWhatItComputes(AscendConnector):
-    """A save begins when the whole prompt has been scheduled, which it is not after a hit.
-
-    KVC-505; B-187.
-    """
-
-    scheduler_half_class = _OnlyWhatItComputes

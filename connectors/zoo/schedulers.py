@@ -127,6 +127,49 @@ class WaitsForNothing(Scheduler):
         return super().finish_requests(request_ids, finished_status)
 
 
+class TellsTwice(Scheduler):
+    """That a request has ended is told in two steps, one after the other (VLL-105)."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        output = super().schedule(*args, **kwargs)
+        before = self.__dict__.get("told", set())
+        self.__dict__["told"] = set(output.finished_req_ids)
+        output.finished_req_ids = output.finished_req_ids | before
+        return output
+
+
+class TellsOfNoAbort(Scheduler):
+    """Whose client has gone while it waited is told to nobody (VLL-105)."""
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> Any:
+        waiting = {i for i in _ids(request_ids) if i in self.requests} - {
+            request.request_id for request in self.running
+        }
+        answer = super().finish_requests(request_ids, finished_status)
+        self.finished_req_ids -= waiting
+        return answer
+
+
+class PublishesTooSoon(Scheduler):
+    """Blocks that are being loaded can be found locally before they were received (VLL-204)."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        output = super().schedule(*args, **kwargs)
+        for request in self.requests.values():
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+        return output
+
+
+class ResetsInNameOnly(Scheduler):
+    """A reset of the prefix cache does nothing, and says that all is well (VLL-402)."""
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        return not self.running
+
+
 class RestsTooSoon(Scheduler):
     """The engine rests while blocks of requests that have ended are kept (VLL-702; B-020)."""
 

@@ -46,6 +46,11 @@ def announcer(store: HostStore) -> Announcer:
     return announcer
 
 
+def places(count: int) -> dict[bytes, int]:
+    """The first blocks of a request, under the keys that they have in the store."""
+    return {key: index for index, key in enumerate(Request.block_hashes[:count])}
+
+
 def named(event: Any) -> tuple[type, list[Any]]:
     return type(event), event.block_hashes
 
@@ -82,7 +87,7 @@ def test_a_report_travels_with_the_numbers() -> None:
 
 def test_blocks_are_announced_when_they_are_there(store: HostStore, announcer: Announcer) -> None:
     request: Any = Request()
-    announcer.expect("j", request, [0, 1, 2])
+    announcer.expect("j", request, places(3))
     keys = [bytes(h) for h in request.block_hashes]
     store.reserve("j", keys)
     assert announcer.take() == []
@@ -97,7 +102,7 @@ def test_blocks_are_announced_when_they_are_there(store: HostStore, announcer: A
 
 def test_what_is_evicted_is_announced(store: HostStore, announcer: Announcer) -> None:
     request: Any = Request()
-    announcer.expect("j", request, [0, 1])
+    announcer.expect("j", request, places(2))
     saved(store, "j", *request.block_hashes[:2])
     announcer.take()
     saved(store, "of another engine", b"x", b"y")
@@ -108,7 +113,7 @@ def test_what_is_evicted_is_announced(store: HostStore, announcer: Announcer) ->
 
 def test_what_was_not_saved_is_not_announced(store: HostStore, announcer: Announcer) -> None:
     request: Any = Request()
-    announcer.expect("j", request, [0])
+    announcer.expect("j", request, places(1))
     store.reserve("j", request.block_hashes[:1])
     store.clear()
     store.commit("j")

@@ -56,6 +56,11 @@ KILLS: tuple[tuple[str, str, Shape, tuple[Action, ...]], ...] = (
       Release())),
     ("frees-at-once", "VLL-401", Shape(topology="pd", engines=2, num_blocks=6),
      (Arrive(Prompt(0, 33)), Step(3), Arrive(Prompt(1, 33)))),
+    ("tells-twice", "VLL-105", Shape(), (Arrive(SHORT), Step(2), Arrive(P, 4))),
+    ("tells-of-no-abort", "VLL-105", Shape(), (Arrive(SHORT), Abort(), Arrive(P), Step(2))),
+    ("publishes-too-soon", "VLL-204", Shape(),
+     (*OUTSIDE, Hold("load"), Arrive(P), Step(), Arrive(P), Step(2))),
+    ("resets-in-name-only", "VLL-402", Shape(), (Arrive(SHORT),)),
     ("rests-too-soon", "VLL-702", Shape(), (Hold("save"), Arrive(P), Step(5))),
 )  # fmt: skip
 
