@@ -43,7 +43,8 @@ def folder(*ours: str, others: str | None = None, never: str = "") -> Folder:
 
 FOLDERS = {
     "scenario": folder(others=""),
-    "engine": folder("", "scenario", others="vllm torch numpy"),
+    # vLLM's KV events are structs of msgspec, and go to subscribers by it.
+    "engine": folder("", "scenario", others="vllm torch numpy msgspec"),
     "faults": folder("", "engine", "scenario"),
     "conformance": folder("", "faults", "engine", "scenario"),
     "reports": folder("", "scenario", never="vllm torch"),
