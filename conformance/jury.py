@@ -26,7 +26,7 @@ _OF_THE_WHOLE = frozenset(
 )  # fmt: skip
 """What a child is told in words of its own, or not at all."""
 
-_ITS_OWN = frozenset({"KVC-010", "KVC-011", "KVC-802", "KVC-806", "KVC-807"})
+_ITS_OWN = frozenset({"KVC-010", "KVC-011", "KVC-801", "KVC-802", "KVC-806", "KVC-807"})
 """Broken by a composition, these are its own fault: what its children raise and answer is known."""
 
 COMPANION = "companion"

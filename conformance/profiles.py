@@ -30,8 +30,8 @@ PROFILES: tuple[Profile, ...] = (
     Profile("store", "saves KV somewhere and finds it again, for any engine"),
     Profile("offload", "saves KV to the host's memory and loads it again, for its own engine"),
     Profile("consumer-async", "loads KV in the background, requests wait for it"),
-    Profile("multi", "is a child of vLLM's MultiConnector, beside a companion", composed=True),
     Profile("consumer-sync", "loads KV within the step", frozenset({"async"})),
+    Profile("multi", "is a child of vLLM's MultiConnector, beside a companion", composed=True),
 )
 
 _BY_NAME = {p.name: p for p in PROFILES}

@@ -164,6 +164,16 @@ def test_a_composition_is_not_put_beside_another() -> None:
         play(MULTI, Scenario(AFTER, ()))
 
 
+def test_a_reset_that_a_child_has_not_heard_of_is_the_compositions() -> None:
+    # See docs/findings.md.
+    actions = (Arrive(Prompt(0, 49)), Step(4), Reset(connector=True), Arrive(Prompt(0, 50)))
+    example = dataclasses.replace(resolve("example"), world="transport")
+    found = play(example, Scenario(BEFORE, actions)).violation
+    assert found is not None
+    named = found.fingerprint
+    assert (named.rule, named.side, named.target) == ("KVC-801", "vLLM", "MultiConnector")
+
+
 def test_who_failed_to_load_reserves_its_blocks_against_itself() -> None:
     # See docs/findings.md. Those that are behind it are stuck as well.
     actions = (Fail(), Arrive(Prompt(0, 48)), Arrive(Prompt(0, 65)), Step(2), Step(1, 1))
