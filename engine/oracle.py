@@ -13,6 +13,7 @@ a finite normal float, so that no copy through float registers alters it.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,16 +83,26 @@ class Stream:
         digests: one per position; a function of identity and of all tokens up to that position.
     """
 
-    __slots__ = ("_heads", "_words", "digests", "identity", "tokens")
+    __slots__ = ("_branch", "_heads", "_words", "digests", "identity", "tokens")
 
-    def __init__(self, prompt: Sequence[int], identity: Identity, num_outputs: int) -> None:
-        self.tokens, digests = follow(prompt, identity, num_outputs)
-        if identity.embeds is not None:
-            self.tokens[: len(prompt)] = [0] * len(prompt)
+    def __init__(self, tokens: list[int], identity: Identity, digests: Words) -> None:
+        self.tokens = tokens
         self.identity = identity
-        self.digests: Words = np.array(digests, dtype=np.uint64)
+        self.digests = digests
+        self._branch: Stream | None = None
         self._words: dict[tuple[int, int], Words] = {}
         self._heads: dict[tuple[int, tuple[int, ...]], Words] = {}
+
+    def branch(self, tokens: Sequence[int]) -> Stream:
+        """What follows from other tokens, which are this one's at first, and all of its prompt."""
+        if self._branch is None or self._branch.tokens != tokens:
+            pairs = zip(tokens, self.tokens, strict=False)
+            shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            digests = list(map(int, self.digests[:shared]))
+            for token in tokens[shared:]:
+                digests.append(mix64(digests[-1] ^ token))
+            self._branch = Stream(list(tokens), self.identity, np.array(digests, dtype=np.uint64))
+        return self._branch
 
     def words(self, layer: int, head: int) -> Words:
         """KV words of every position: shape ``(len(tokens), WORDS)``."""
@@ -116,4 +127,7 @@ class Stream:
 @functools.lru_cache(maxsize=2048)
 def stream(prompt: tuple[int, ...], identity: Identity, num_outputs: int) -> Stream:
     """The stream of a request; cached, for prompts return again and again."""
-    return Stream(prompt, identity, num_outputs)
+    tokens, digests = follow(prompt, identity, num_outputs)
+    if identity.embeds is not None:
+        tokens[: len(prompt)] = [0] * len(prompt)
+    return Stream(tokens, identity, np.array(digests, dtype=np.uint64))

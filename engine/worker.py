@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvconform.engine import compat
 from kvconform.engine.blame import Found
 from kvconform.engine.memory import Memory
-from kvconform.engine.oracle import WORDS, Stream, Words, stream
+from kvconform.engine.oracle import WORDS, Stream, Words
 from kvconform.scenario.prompt import mix64
 
 Table = npt.NDArray[np.int64]
@@ -271,7 +271,7 @@ class Worker:
         """The stream of the tokens that the rank has: the request's own, unless it was misled."""
         if tokens == view.stream.tokens[: len(tokens)]:
             return view.stream
-        return stream(tuple(tokens), view.stream.identity, 0)
+        return view.stream.branch(tokens)
 
     def _write(
         self, layer: int, whole: int, table: Table, start: int, end: int, followed: Stream
