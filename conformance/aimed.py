@@ -78,7 +78,7 @@ class Aimed:
         """A prompt that takes several steps, whose chunks end within blocks; who sees to that."""
         shape = self._shape
         most = (shape.num_blocks - 3) * shape.block_size - 2
-        length = min(shape.max_num_batched_tokens + 40, most)
+        length = min(2 * shape.max_num_batched_tokens + 40, most)
         beside = Arrive(Prompt(self._fresh(), 9), OUTPUT, engine=engine)
         return beside, Arrive(Prompt(family, length), 2, engine=engine)
 
@@ -107,13 +107,17 @@ class Aimed:
     # -- a pool that is full ----------------------------------------------------------------------
 
     def _filling(self, engine: int, count: int, spare: int) -> Move:
-        """Requests that fill the pool, and are computed; each has room for ``spare`` tokens."""
+        """Requests that fill the pool, and are computed; each has room for ``spare`` tokens.
+
+        0: each needs another block as soon as the last one has been computed.
+        """
         size, left = self._shape.block_size, (self._shape.num_blocks - 1) // self._shape.groups
         steps = -(-left * size // self._shape.max_num_batched_tokens)
         arrivals = []
         for others in reversed(range(count)):
             blocks = left // (others + 1)
-            prompt = Prompt(self._fresh(), max(1, blocks * size - spare))
+            room = spare or (steps - 1 if others else 0)
+            prompt = Prompt(self._fresh(), max(1, blocks * size - room))
             output = OUTPUT if count > 1 else max(1, spare)  # what can never run is not let in
             arrivals.append(Arrive(prompt, output, engine=engine))
             left -= blocks
@@ -156,5 +160,7 @@ class Aimed:
         engine = draw(st.integers(0, 1))
         length = self._shape.block_size * draw(st.integers(1, 3)) + 1
         first = Arrive(Prompt(self._fresh(), length), draw(st.integers(1, 2)), engine=engine)
+        # Its blocks can be found locally yet, but for this.
+        local = (Reset(engine=engine),) if "full-hit" in self._packages else ()
         return (Hold("save"), first, Step(6, engine), Reset(connector=True, engine=engine),
-                Release(), Step(3, engine), first, Step(3, engine))  # fmt: skip
+                Release(), Step(3, engine), *local, first, Step(3, engine))  # fmt: skip
