@@ -78,16 +78,18 @@ class Stream:
     Attributes:
         tokens: prompt, then the output that a right engine gives; as vLLM has them, so that a
             prompt of embeddings is zeros.
+        prompt: the tokens that its prompt is made of, embeddings or not.
         identity: whose it is.
         digests: one per position; a function of identity and of all tokens up to that position.
     """
 
-    __slots__ = ("_heads", "_words", "digests", "identity", "tokens")
+    __slots__ = ("_heads", "_words", "digests", "identity", "prompt", "tokens")
 
     def __init__(self, prompt: Sequence[int], identity: Identity, num_outputs: int) -> None:
         self.tokens, digests = follow(prompt, identity, num_outputs)
         if identity.embeds is not None:
             self.tokens[: len(prompt)] = [0] * len(prompt)
+        self.prompt = tuple(prompt)
         self.identity = identity
         self.digests: Words = np.array(digests, dtype=np.uint64)
         self._words: dict[tuple[int, int], Words] = {}

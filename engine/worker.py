@@ -271,7 +271,11 @@ class Worker:
         """The stream of the tokens that the rank has: the request's own, unless it was misled."""
         if tokens == view.stream.tokens[: len(tokens)]:
             return view.stream
-        return stream(tuple(tokens), view.stream.identity, 0)
+        identity, prompt = view.stream.identity, view.stream.prompt[: len(tokens)]
+        if identity.embeds is None:
+            return stream(tuple(tokens), identity, 0)
+        # Embeddings are made of tokens too, which the rank does not have.
+        return stream((*prompt, *tokens[len(prompt) :]), identity, 0)
 
     def _write(
         self, layer: int, whole: int, table: Table, start: int, end: int, followed: Stream
