@@ -378,7 +378,7 @@ class TransportWorld(World):
             source = replace(
                 source,
                 offer_id=source.offer_id if reached else "out of reach",
-                block_ids=tuple(source.block_ids[i] for i in kept),
+                block_ids=tuple(source.block_ids[i] for i in kept if i < len(source.block_ids)),
             )
         outcome = transport.inner.move(
             replace(

@@ -238,6 +238,16 @@ class Announced(_Observed):
             least = self._least.get(event.engine, event.data["external"])
             self._least[event.engine] = min(least, event.data["external"])
 
+    def on_restarted(self, event: Event) -> None:
+        # Whoever routes by announcements begins anew with an engine that does.
+        self._there.pop(event.engine, None)
+        self._missed = [one for one in self._missed if one[0].engine != event.engine]
+
+    def on_redeployed(self, event: Event) -> None:
+        self._there.clear()
+        self._least.clear()
+        self._missed.clear()
+
     def on_observed(self, event: Event) -> None:
         data = event.data
         there = self._there.setdefault(event.engine, set())

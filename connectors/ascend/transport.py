@@ -229,8 +229,10 @@ def make_transport(
     """
 
     def make_default() -> LocalTransport:
+        # Shards of one number of ranks are of no use to another: they share nothing.
+        name = f"{settings.store}, {settings.world_size} ranks"
         store = HostStore.named(
-            settings.store, settings.capacity_blocks, settings.world_size, settings.verify
+            name, settings.capacity_blocks, settings.world_size, settings.verify
         )
         return LocalTransport(store, rank, Exchange.of(settings, rank))
 
