@@ -35,11 +35,12 @@ Numbers are those of the public defects that the zoo cites.
 * Of several KV groups: B-029 and B-126, blocks that a window lets go too early, for steps run one
   after another here; B-031, B-032, B-048 and B-181, of recurrent states and of zeroing, which are
   not simulated; B-121, of drafts.
-* Of compositions: B-046, B-052, B-054 to B-056, B-059, B-061. No composition is drawn yet.
 * Of streams and devices: B-125, a block that is read before its kernel has run: a forward is done
-  when the simulated runner returns. Of layouts: B-068, B-072 to B-074, B-178. What they need is not
-  simulated yet.
-* Of statistics and events, which are not judged yet: B-039, B-040, B-122.
+  when the simulated runner returns. Of layouts: B-068 and B-178, of engines whose ranks or KV caches
+  differ from each other, and of KV that is split in parts. What they need is not simulated yet.
+* Of statistics: B-039, a counter that counts something else than its name says, which no rule knows.
+* Of sleep: B-051. An engine that sleeps discards KV that may still be on its way; what it owes then
+  is not settled.
 * What the contract allows: B-101, several requests load the same block, each into its own; B-102,
   who shares with a load that is open is told to ask later, for as long as it takes. Both cost time
   alone, and no bound was agreed on.

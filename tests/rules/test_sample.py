@@ -1,4 +1,4 @@
-"""The sample has something for each check to notice, from each module of the zoo, by each side."""
+"""The sample has something for each check to notice, by each side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def watched(mutant: Mutant) -> set[str]:
 
 
 def test_it_is_small_and_sorted() -> None:
-    assert 30 <= len(SAMPLE) <= 36
+    assert len(SAMPLE) == 30
     assert list(SAMPLE) == sorted(set(SAMPLE))
 
 
@@ -46,11 +46,10 @@ def test_every_check_has_something_to_notice() -> None:
     assert not lacking, f"add one of these to connectors/zoo/sample.py for each: {lacking}"
 
 
-def test_every_family_side_and_module_is_there() -> None:
+def test_every_family_and_side_is_there() -> None:
     families = {rule[:5] for m in CHOSEN for rule in watched(m)}
     assert families == {rule.id[:5] for rule in RULES}
     assert {m.side for m in CHOSEN} == set(get_args(Half))
-    assert {m.cls.partition(":")[0] for m in CHOSEN} == {m.cls.partition(":")[0] for m in MUTANTS}
 
 
 def test_the_sample_and_names_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
