@@ -36,9 +36,9 @@ Numbers are those of the public defects that the zoo cites.
   after another here; B-031, B-032, B-048 and B-181, of recurrent states and of zeroing, which are
   not simulated; B-121, of drafts.
 * Of streams and devices: B-125, a block that is read before its kernel has run: a forward is done
-  when the simulated runner returns. Of layouts: B-068 and B-178, of engines whose ranks or KV caches
+  when the simulated runner returns. Of layouts: B-068 and B-178, of engines whose ranks or caches
   differ from each other, and of KV that is split in parts. What they need is not simulated yet.
-* Of statistics: B-039, a counter that counts something else than its name says, which no rule knows.
+* Of statistics: B-039, a counter that counts something else than its name says: no rule knows.
 * Of sleep: B-051. An engine that sleeps discards KV that may still be on its way; what it owes then
   is not settled.
 * What the contract allows: B-101, several requests load the same block, each into its own; B-102,

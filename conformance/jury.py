@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection
 
-from kvconform.conformance.checks import ALL, OF_A_CHILD
+from kvconform.conformance.checks import ALL, OF_A_CHILD, OF_A_COMPOSITION
 from kvconform.conformance.ledger import Ledger
 from kvconform.conformance.referee import Referee
 from kvconform.engine.compose import MULTI, place_of
@@ -22,7 +22,7 @@ from kvconform.scenario.violation import Side, Violation
 
 _OF_THE_WHOLE = frozenset(
     {Kind.HOOK, Kind.RAISED, Kind.ANSWERED, Kind.ADMITTED, Kind.RAN, Kind.OUTPUT, Kind.WRONG_KV,
-     Kind.PLANNED, Kind.WIRE, Kind.BROKE, Kind.COMMON, Kind.RESTED, Kind.LOG}
+     Kind.PLANNED, Kind.OBSERVED, Kind.WIRE, Kind.BROKE, Kind.COMMON, Kind.RESTED, Kind.LOG}
 )  # fmt: skip
 """What a child is told in words of its own, or not at all."""
 
@@ -84,7 +84,8 @@ class Jury:
         name = MULTI.partition(":")[2] if beside else target.class_name
         tolerant = target.tolerant
         has: Collection[str] = found_alone if composed else target.features
-        self.whole = Referee(name, shape, vllm, has, ALL, tolerant)
+        checks = OF_A_COMPOSITION if composed else ALL
+        self.whole = Referee(name, shape, vllm, has, checks, tolerant)
         self.views = []
         for child in range(2 if beside else target.children):
             mine = child == self.place or not beside

@@ -30,7 +30,7 @@ class Referee:
         shape: the run's.
         vllm: the version that it runs on; objections with rules that are not of it are dropped.
         features: what the target declares; the same for rules that need more to be declared.
-        checks: who may object. Rules of vLLM's own are judged if all checks are there.
+        checks: who may object. Where they are those of a child, vLLM's own rules are not judged.
         tolerant: rules that are read tolerantly.
 
     Attributes:
@@ -57,7 +57,7 @@ class Referee:
             for name in _EARS[type(check)]:
                 self._ears[name[3:]].append(getattr(check, name))
         self._vllm = vllm
-        self._judges_vllm = checks is ALL
+        self._judges_vllm = checks is not OF_A_CHILD
         self._undeclared = DECLARED - set(features)
         self._last_words: dict[str, Event] = {}
 

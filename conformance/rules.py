@@ -18,7 +18,7 @@ from kvconform.scenario.violation import Side, is_rule_id
 APART = frozenset({"handover", "expire", "peer-gone"})
 """Packages that act where prefill and decode are apart."""
 
-RETURN = frozenset({"full-hit", "tenants", "embeds", "reset", "handover"})
+RETURN = frozenset({"full-hit", "tenants", "embeds", "redeploy", "reset", "handover"})
 """Packages in which a prompt comes that another request had."""
 
 LATE = frozenset({"delay", "lost", "expire", "peer-gone"})
@@ -30,7 +30,9 @@ FAILING = frozenset(
 )  # fmt: skip
 """Packages in which loads fail."""
 
-HITS = frozenset({"full-hit", "tenants", "embeds", "preempt", "tight-pool", "reset", *APART})
+HITS = frozenset(
+    {"full-hit", "tenants", "embeds", "redeploy", "preempt", "tight-pool", "reset", *APART}
+)
 """Packages after which something may be found outside: prompts return, or preempted requests do, or
 another engine has prefilled them."""
 
@@ -912,7 +914,7 @@ RULES: tuple[Rule, ...] = (
         "Each rank hears in finished_req_ids of every request that has ended since the step "
         "before, and of no other.",
         _V, "a request ended",
-        source="v1/core/sched/scheduler.py _free_request, schedule, _update_after_schedule",
+        source="v1/core/sched/scheduler.py _free_request, schedule",
         help="Look at what was taken out of finished_req_ids, or put into it, since the request's "
         "end.",
     ),

@@ -56,4 +56,9 @@ OF_A_CHILD: tuple[type[Check], ...] = (
 )
 """Those that hear what one child of a composition is told."""
 
-__all__ = ["ALL", "OF_A_CHILD", "Check"]
+OF_A_COMPOSITION: tuple[type[Check], ...] = tuple(
+    check for check in ALL if check is not observation.Announced
+)
+"""Those that hear what vLLM tells a composition; what it announces may be any child's."""
+
+__all__ = ["ALL", "OF_A_CHILD", "OF_A_COMPOSITION", "Check"]

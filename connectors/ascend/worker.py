@@ -172,13 +172,13 @@ class WorkerHalf:
         """This rank has let go of the job's blocks."""
         failed = bool(outcome.failed_block_ids)
         self._closings[outcome.transfer_id] = Closing(ranks=1, failed=failed)
+        self._count(outcome)
         if not failed or outcome.direction not in ("load", "pull"):
             return
         if self.settings.groups.are_several and NAMES_FAILED_REQUESTS:
             self._failed_requests.add(outcome.request_id)
         else:  # of several groups an older vLLM dies of it: better than to compute with it
             self._load_errors.update(outcome.failed_block_ids)
-        self._count(outcome)
 
     def _count(self, outcome: Outcome) -> None:
         name, lost = outcome.direction, len(outcome.failed_block_ids)

@@ -24,7 +24,7 @@ _STORES: dict[str, Store] = {}
 
 def store(name: str) -> Store:
     """The store of a run; those of runs long ago are let go."""
-    while len(_STORES) > 4:
+    while len(_STORES) > 16:
         _STORES.pop(next(iter(_STORES)))
     return _STORES.setdefault(name, {})
 
@@ -51,7 +51,9 @@ class LayerByLayer(KVConnectorBase_V1):
         super().__init__(vllm_config, role, *more)
         self.size = vllm_config.cache_config.block_size
         self.ranks = vllm_config.parallel_config.tensor_parallel_size
-        self.store = store(vllm_config.kv_transfer_config.kv_connector_extra_config["store"])
+        run = vllm_config.kv_transfer_config.kv_connector_extra_config["store"]
+        # Other models, or other layouts, have other KV.
+        self.store = store(f"{run} {vllm_config.model_config.model} {self.size} {self.ranks}")
         self.requests: dict[str, Any] = {}
         self.tables: dict[str, list[int]] = {}
         self.local: dict[str, int] = {}
