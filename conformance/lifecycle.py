@@ -18,6 +18,7 @@ from kvconform.scenario.actions import (
     Reset,
     Restart,
     Step,
+    Stop,
     Tick,
 )
 from kvconform.scenario.prompt import Prompt
@@ -25,6 +26,7 @@ from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
 
 _SMALL = Shape()
+_GROUPS = Shape(window=24)
 _APART = Shape(topology="pd", engines=2)
 _PROMPT = Prompt(0, 50)
 
@@ -132,6 +134,19 @@ SCENARIOS: dict[str, Scenario] = {
         (_again(max_tokens=9), Step(4), Reset(running=True), Step(2), Reset(), _again()),
     ),
     "reset of the store": Scenario(_SMALL, (_again(), Step(6), Reset(connector=True), _again())),
+    "two groups": Scenario(_GROUPS, (_again(), Step(4), Reset(), _again(max_tokens=2))),
+    "failed load of two groups": Scenario(
+        _GROUPS, (_again(), Step(4), Reset(), Fail(), _again(max_tokens=2), Step(4))
+    ),
+    "admitted while another is loading": Scenario(
+        _SMALL,
+        (_again(), Step(4), Reset(), Hold("load"), _again(), Step(), Arrive(Prompt(1, 20), 2),
+         Step(2), Release()),
+    ),
+    "shut down while loading": Scenario(
+        _SMALL, (_again(), Step(4), Reset(), Hold("load"), _again(), Step(), Stop())
+    ),
+    "drafts": Scenario(Shape(drafts=3), (_again(max_tokens=20), Step(9), Reset(), _again())),
     "prefill and decode": Scenario(_APART, (_again(max_tokens=3), *_through(6))),
     "found where it decodes": Scenario(
         _APART, (_again(max_tokens=3), *_through(6), _again(max_tokens=3), *_through(6))

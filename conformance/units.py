@@ -379,9 +379,13 @@ def _life_cycle(job: Job, gather: _Gatherer, spent: Callable[[], bool]) -> None:
     """L1: the fixed scenarios that use only the packages asked for."""
     from kvconform.conformance.lifecycle import SCENARIOS, packages_of
     from kvconform.conformance.run import play
+    from kvconform.engine import compat
 
     places = ("before", "after")
+    groups = all(map(compat.supports_groups, compat.connector_classes(job.target)))
     for number, scenario in enumerate(SCENARIOS.values()):
+        if scenario.shape.window and not groups:
+            continue
         if packages_of(scenario) <= set(job.unit.packages) and not spent():
             beside = {"beside": places[number % 2]} if job.composed else {}
             shape = scenario.shape.fixed(beside | dict(job.fixed))

@@ -185,6 +185,10 @@ class Cluster:
     def fits(self, prompt: Prompt, max_tokens: int) -> bool:
         """Whether such a request can run in this pool at all."""
         carried = 1 if self.shape.carry else 0
+        if prompt.num_tokens + carried == 1 == self.shape.block_size:
+            # Found outside, its only token is computed again, for which vLLM forgets that it was
+            # loaded (_update_waiting_for_remote_kv), and looks it up again, without an end.
+            return False
         return max_tokens > 0 and self.shape.fits(prompt.num_tokens + carried + max_tokens)
 
     def place(self, engine: int) -> int:

@@ -71,6 +71,8 @@ class SchedulerHalf:
             not self.settings.may_load
             # One failure is enough: vLLM asks again at once, and would for ever (SCH-05).
             or life.load_failed
+            # vLLM computes the last token again: of one alone it would know nothing, and ask again.
+            or request.num_tokens == 1
             # It wants its prompt computed, for the logprobs. vLLM sees to that since 0.32.
             or getattr(request, "skip_reading_prefix_cache", False)
             # Only whole blocks can be loaded, and none that vLLM has begun to fill.
