@@ -388,7 +388,10 @@ def _life_cycle(job: Job, gather: _Gatherer, spent: Callable[[], bool]) -> None:
             continue
         if packages_of(scenario) <= set(job.unit.packages) and not spent():
             beside = {"beside": places[number % 2]} if job.composed else {}
-            shape = scenario.shape.fixed(beside | dict(job.fixed))
+            try:
+                shape = scenario.shape.fixed(beside | dict(job.fixed))
+            except ValueError:
+                continue  # what is fixed leaves no room for what this one is about
             try:
                 gather.ended(play(job.target, Scenario(shape, scenario.actions)))
             except RefusedError as error:

@@ -51,7 +51,8 @@ RARE: Mapping[str, int] = {"KVC-109": 80, "KVC-406": 80, "KVC-407": 80}
 def options(rule_id: str) -> Options:
     """A short check with the packages that provoke the rule, and those that they build on."""
     packages, shape = BY_ID[rule_id].packages, SHAPES.get(rule_id, {})
-    faults = APART | {"full-hit"} if packages <= APART else packages - APART | LOADS
+    apart = packages <= APART | {"restart"} and packages & APART
+    faults = APART | {"full-hit"} if apart else packages - APART | LOADS
     examples = RARE.get(rule_id, EXAMPLES)
     return Options(faults=faults, shape=shape, examples=examples, seed=1, shrink_runs=5)
 
