@@ -14,6 +14,7 @@ from kvconform.connectors.targets.resolve import resolve
 from kvconform.engine import compat
 from kvconform.engine.compat import vllm_version
 from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.errors import RefusedError
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
 from kvconform.scenario.shape import Shape
@@ -137,7 +138,11 @@ def test_a_defect_is_found_where_it_is_and_nowhere_else(defect: Defect) -> None:
     if not compat.supports("window", defect.shape.window):
         pytest.skip("this vLLM has one KV group")
     target = ascend if defect.target is AscendConnector else right(defect.target)
-    violation = play(target, Scenario(defect.shape, defect.actions)).violation
+    try:
+        violation = play(target, Scenario(defect.shape, defect.actions)).violation
+    except RefusedError:
+        assert not defect.is_in(vllm_version())
+        pytest.skip("no connector here serves that with this vLLM")
     found = violation is not None and violation.fingerprint.rule == defect.rule
     assert found == defect.is_in(vllm_version()), violation
     # Whatever else this release gets wrong in it, it is the release's.
