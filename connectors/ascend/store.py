@@ -157,7 +157,7 @@ class HostStore:
             return shard
         with self._lock:
             if self._committed.get(key) is entry:  # nobody finds it any more
-                del self._committed[key]
+                self._remove(key)
                 self._cleared.add(entry)
         return None
 
