@@ -85,9 +85,7 @@ def features(
     overridden("events", "take_events")
     overridden("stats", "get_kv_connector_stats")
     overridden("worker-meta", "build_connector_worker_meta")
-    if compat.supports_groups(cls) and all(
-        map(compat.supports_groups, compat.connector_classes(target))
-    ):
+    if compat.serves_groups(target):
         found["hma"] = "derives from SupportsHMA"
     if "hold" in offers:
         found["orders"] = "its transfers obey orders: " + ", ".join(sorted(offers))

@@ -382,7 +382,7 @@ def _life_cycle(job: Job, gather: _Gatherer, spent: Callable[[], bool]) -> None:
     from kvconform.engine import compat
 
     places = ("before", "after")
-    groups = all(map(compat.supports_groups, compat.connector_classes(job.target)))
+    groups = compat.serves_groups(job.target)
     for number, scenario in enumerate(SCENARIOS.values()):
         if scenario.shape.window and not groups:
             continue

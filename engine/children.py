@@ -114,8 +114,9 @@ class Child:
     def _admitted(self, request: Any, _: Any, external: int) -> None:
         self._watched.remember(request)
         name, admission = request.request_id, self._admission()
-        (self._loads.add if external > 0 else self._loads.discard)(name)
+        self._loads.discard(name)
         if external > 0:
+            self._loads.add(name)
             local, size = admission.data["local"], self._block_size
             span = slice(local // size, -(-(local + external) // size))
             self._plans.promised(name, [b for ids in admission.data["blocks"] for b in ids[span]])

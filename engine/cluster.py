@@ -127,6 +127,7 @@ class Cluster:
         self._placeholders = {"run": f"run{next(_runs)}"}
         logs.capture(self._log)
         clock.active = self.clock
+        compat.register_children(target)
         classes = compat.connector_classes(target)
         self._packages = frozenset().union(*map(clock.packages_of, classes))
         clock.redirect(self._packages)

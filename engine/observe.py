@@ -210,12 +210,8 @@ class Observer:
 
     def _block(self, name: Any) -> dict[str, Any]:
         block = self._chains.get(name)
-        known = block is not None
-        return {
-            "name": repr(name),
-            "computed": block.computed if block is not None else None,
-            "of": sorted(block.of) if known and block is not None else [],
-        }
+        computed, of = (None, []) if block is None else (block.computed, sorted(block.of))
+        return {"name": repr(name), "computed": computed, "of": of}
 
     def _looked_up(self, request: Any, local: int, answer: Any) -> None:
         """The names of the blocks that a lookup could have found, where any were announced."""
@@ -268,11 +264,11 @@ class Observer:
 
 
 def _says_something(answer: Any) -> bool:
-    if isinstance(answer, tuple | set | frozenset):
-        return any(answer) if isinstance(answer, tuple) else bool(answer)
-    # Results of transfers, all of whose fields may be empty; whatever else is handed over is not.
-    fields = [getattr(answer, name, None) for name in ("finished_sending", "finished_recving")]
-    return any(fields) or not hasattr(answer, "finished_sending")
+    if isinstance(answer, tuple):
+        return any(answer)
+    if hasattr(answer, "finished_sending"):  # results of transfers: all of them may be empty
+        return bool(answer.finished_sending or answer.finished_recving)
+    return not isinstance(answer, set | frozenset) or bool(answer)
 
 
 def _modules(handed: Any) -> frozenset[str]:

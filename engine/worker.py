@@ -139,15 +139,17 @@ class Worker:
         return compat.runner_output([row.request for row in batch], sampled, ran.output)
 
     def propose(self, so: Any) -> dict[str, list[int]]:
-        """What a drafter proposes after a step, by request: the first few tokens are right."""
+        """What a drafter proposes after a step, by request: what follows, and of that a few wrong.
+
+        Nothing beyond the output's end: no drafter has to propose.
+        """
         proposed = {}
         for request in so.num_scheduled_tokens:
-            tokens = list(self.views[request].tokens)
-            length, right = len(tokens), mix64(len(tokens)) % (self.drafts + 1)
-            for number in range(self.drafts):
-                token = self._followed(self.views[request], tokens).next_token(len(tokens))
-                tokens.append(token if number < right else token ^ 1)
-            proposed[request] = tokens[length:]
+            view = self.views[request]
+            length = len(view.tokens)
+            right = mix64(length) % (self.drafts + 1)
+            follows = view.stream.tokens[length : length + self.drafts]
+            proposed[request] = [t if n < right else t ^ 1 for n, t in enumerate(follows)]
         return proposed
 
     def _update_views(self, so: Any) -> None:

@@ -367,10 +367,10 @@ class TransportWorld(World):
         failed = set(transfer.block_ids) if lost else set(chosen)
         given = frozenset(failed)
         kept = [i for i, block in enumerate(transfer.block_ids) if block not in failed or torn]
-        unwritten = []
+        unwritten, engine = [], self._engine(transport)
         if transfer.direction == "save":
             saved = [transfer.block_ids[i] for i in kept]
-            unwritten = self._engine(transport).memory.unwritten(transport.rank, saved)
+            unwritten = engine.memory.unwritten(transport.rank, saved)
         source, gone = transfer.source, False
         if source is not None:
             reached = self.reaches(transport, source)
@@ -398,7 +398,7 @@ class TransportWorld(World):
             Kind.MOVED, opened, stale=stale if kept else [], failed=sorted(failed),
             given=sorted(given),
             unwritten=unwritten,
-            counted=self._engine(transport).counted(transfer.request_id, unwritten),
+            counted=bool(unwritten) and engine.counted(transfer.request_id, unwritten),
             source=transfer.source and _engine_index(transfer.source.engine_id)[0],
             read_stale=read_stale,
         )  # fmt: skip

@@ -175,7 +175,8 @@ class AllSent(Check):
         data = event.data
         self._composed = True
         if data["as"] == Kind.HOOK and data["name"].startswith("request_finished"):
-            (self._owed[event.request].add if data["delayed"] else bool)(data["child"])
+            if data["delayed"]:
+                self._owed[event.request].add(data["child"])
         elif data["as"] in (Kind.RAN, Kind.OUTPUT):
             for name in data["sending"]:
                 self._done[name, event.rank].add(data["child"])

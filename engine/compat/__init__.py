@@ -21,9 +21,11 @@ from kvconform.engine.compat.build import (
     connector_classes,
     finished_status,
     named,
+    register_children,
     scheduler_class,
+    serves_groups,
 )
-from kvconform.engine.compat.can import supports, supports_groups, vllm_version
+from kvconform.engine.compat.can import supports, vllm_version
 from kvconform.engine.compat.config import (
     Life,
     build_config,
@@ -126,6 +128,7 @@ __all__ = [
     "prompt_length",
     "rank_scope",
     "received_event",
+    "register_children",
     "register_kv_caches",
     "removed",
     "report_of",
@@ -134,10 +137,10 @@ __all__ = [
     "resumed",
     "runner_output",
     "scheduler_class",
+    "serves_groups",
     "shake_hands",
     "stored",
     "supports",
-    "supports_groups",
     "takes_ids_in_use",
     "tells_apart",
     "tells_events",

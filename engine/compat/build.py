@@ -27,6 +27,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvconform.engine.compat.can import supports_groups
 from kvconform.engine.compat.fit import fitting
 from kvconform.engine.compat.layout import build_kv_cache_config
 from kvconform.scenario.identity import MEDIA_TOKENS, Identity
@@ -75,13 +76,25 @@ def connector_classes(target: Target) -> list[type]:
         name, module = child["kv_connector"], child.get("kv_connector_module_path")
         if module is not None:
             found.append(getattr(importlib.import_module(module), name))
-            if name not in KVConnectorFactory._registry:
-                # MultiConnector finds who made statistics by the class' name alone, see
-                # docs/findings.md: what is not registered is not found.
-                KVConnectorFactory.register_connector(name, module, name)
         else:
             found.append(KVConnectorFactory._registry[name]())
     return found
+
+
+def register_children(target: Target) -> None:
+    """Make the children of a composition known by their class' names, as a plugin does.
+
+    MultiConnector finds by that name alone who can read a child's statistics (docs/findings.md).
+    """
+    for child in target.extra.get("connectors", ()):
+        name, module = child["kv_connector"], child.get("kv_connector_module_path")
+        if module is not None and name not in KVConnectorFactory._registry:
+            KVConnectorFactory.register_connector(name, module, name)
+
+
+def serves_groups(target: Target) -> bool:
+    """Whether a target, and each of its children, takes block ids of several KV groups."""
+    return all(map(supports_groups, connector_classes(target)))
 
 
 def children(connector: Any) -> list[Any]:

@@ -114,7 +114,8 @@ def _config(
 
 def _drafter(config: VllmConfig, shape: Shape) -> SpeculativeConfig:
     """A drafter: the model itself, or the prompt's own n-grams."""
-    which: dict[str, Any] = {"method": "draft_model", "model": model_dir()}
+    assert config.model_config is not None
+    which: dict[str, Any] = {"method": "draft_model", "model": config.model_config.model}
     if not shape.lookahead:
         which = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     return SpeculativeConfig(
