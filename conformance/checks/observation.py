@@ -18,14 +18,30 @@ class _Observed(Check):
 
     what: str
 
+    added_up = ""
+    """The hook whose answers vLLM adds up; empty: it does not, or another check judges that."""
+
     def on_observed(self, event: Event) -> None:
         data = event.data
-        if data["what"] == self.what and not data.get("nothing"):
-            self.reached += bool(self.ledger.faults)
+        if data["what"] == self.what:
+            nothing = data.get("nothing") or data.get("events") == []
+            self.reached += bool(self.ledger.faults) and not nothing
             self.told(event)
 
     def told(self, event: Event) -> None:
-        """Judge it."""
+        """Judge it, be it that there was nothing to tell."""
+
+    def on_broke(self, event: Event) -> None:
+        """vLLM raised in a method of what it was handed."""
+        data = event.data
+        if data.get("handed") == self.what and self.added_up:
+            self.fail(
+                event, f"{data['error']} in {data['where'].rpartition('.')[2]}",
+                where=self.added_up,
+                expected=f"{self.what} that can be added up",
+                got=f"{data['error']}: {data['message']}",
+                why="vLLM adds it up in the engine core, which dies",
+            )  # fmt: skip
 
 
 class AddsUp(_Observed):
@@ -33,6 +49,7 @@ class AddsUp(_Observed):
 
     rule = "KVC-901"
     what = "statistics"
+    added_up = "get_kv_connector_stats"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -44,8 +61,10 @@ class AddsUp(_Observed):
             self._problem(event, "composition")
 
     def told(self, event: Event) -> None:
-        self._problem(event, _side(event))
         data = event.data
+        if data.get("nothing"):
+            return
+        self._problem(event, _side(event))
         kind, half = self._types.setdefault(event.engine, (data["type"], data["half"]))
         if kind != data["type"]:
             self.fail(
@@ -61,16 +80,6 @@ class AddsUp(_Observed):
                 event, data["problem"], where=data["hook"], side=side, got=data["detail"],
                 expected="statistics that are added up, sent, and reduced to numbers of 0 or more",
                 why="the engine core, or the process that logs them, dies of it",
-            )  # fmt: skip
-
-    def on_broke(self, event: Event) -> None:
-        if event.data.get("handed") == self.what:
-            self.fail(
-                event, f"{event.data['error']} in {event.data['where'].rpartition('.')[2]}",
-                where="get_kv_connector_stats", side="composition",
-                expected="statistics that are added up",
-                got=f"{event.data['error']}: {event.data['message']}",
-                why="vLLM adds them up in the engine core, which dies",
             )  # fmt: skip
 
 
@@ -134,12 +143,8 @@ class StatisticsStartAnew(_Quiet):
         self._last: dict[tuple[int, str, int | None], dict[str, float]] = {}
         self._grown: set[tuple[tuple[int, str, int | None], str]] = set()
 
-    def on_observed(self, event: Event) -> None:
-        data = event.data
-        if data["what"] != self.what:
-            return
-        super().on_observed(event)
-        quiet = self.quiet(event)
+    def told(self, event: Event) -> None:
+        data, quiet = event.data, self.quiet(event)
         key = (event.engine, data["half"], event.rank)
         values = data.get("values", {})
         last = self._last.get(key)
@@ -166,15 +171,11 @@ class WellFormed(_Observed):
     rule = "KVC-903"
     what = "events"
 
-    def on_observed(self, event: Event) -> None:
-        data = event.data
-        if data["what"] != self.what or not data["events"]:
-            return
-        self.reached += bool(self.ledger.faults)
-        for one in data["events"]:
+    def told(self, event: Event) -> None:
+        for one in event.data["events"]:
             if one["problem"]:
                 self.fail(
-                    event, one["problem"], where=data["hook"], got=one["detail"],
+                    event, one["problem"], where=event.data["hook"], got=one["detail"],
                     expected="events of vLLM's, which tell of a block what it is",
                     why="subscribers cannot read it, or take the block for another",
                 )  # fmt: skip
@@ -190,18 +191,12 @@ class EventsOnce(_Quiet):
         super().__init__(*args)
         self._last: dict[int, list[str]] = {}
 
-    def on_observed(self, event: Event) -> None:
-        data = event.data
-        if data["what"] != self.what:
-            return
-        quiet = self.quiet(event)
+    def told(self, event: Event) -> None:
+        data, quiet = event.data, self.quiet(event)
         texts = [one["text"] for one in data["events"]]
         last, self._last[event.engine] = self._last.get(event.engine), texts
-        if not texts:
-            return
-        self.reached += bool(self.ledger.faults)
         again = next((one["text"] for one in data["events"] if one["again"]), None)
-        if again is None and quiet and texts == last:
+        if again is None and quiet and texts and texts == last:
             again = texts[0]
         if again is not None:
             self.fail(
@@ -249,14 +244,13 @@ class Announced(_Observed):
         self._missed.clear()
 
     def on_observed(self, event: Event) -> None:
-        data = event.data
-        there = self._there.setdefault(event.engine, set())
-        if data["what"] == "miss":
-            self._missed.append((event, _leading(data["names"], there)))
-        if data["what"] != self.what:
-            return
-        if data["events"]:
-            self.reached += bool(self.ledger.faults)
+        super().on_observed(event)
+        if event.data["what"] == "miss":
+            there = self._there.get(event.engine, set())
+            self._missed.append((event, _leading(event.data["names"], there)))
+
+    def told(self, event: Event) -> None:
+        data, there = event.data, self._there.setdefault(event.engine, set())
         for one in data["events"]:
             for block in one["stored"]:
                 self._stored(event, block)
@@ -330,18 +324,15 @@ class MetadataOnce(_Quiet):
 
     rule = "KVC-906"
     what = "worker metadata"
+    added_up = "build_connector_worker_meta"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._last: dict[tuple[int, int | None], str] = {}
         self._rests: set[tuple[int, int | None]] = set()  # have had nothing to tell
 
-    def on_observed(self, event: Event) -> None:
-        data = event.data
-        if data["what"] != self.what:
-            return
-        super().on_observed(event)
-        quiet = self.quiet(event)
+    def told(self, event: Event) -> None:
+        data, quiet = event.data, self.quiet(event)
         key = (event.engine, event.rank)
         content = data.get("content", "")
         last, self._last[key] = self._last.get(key), content
@@ -359,16 +350,6 @@ class MetadataOnce(_Quiet):
                 expected="nothing: nothing has happened since the last step",
                 got=f"the same {data['type']} once more",
                 why="the scheduler half takes it for new reports: it counts ranks twice",
-            )  # fmt: skip
-
-    def on_broke(self, event: Event) -> None:
-        if event.data.get("handed") == self.what:
-            self.fail(
-                event, f"{event.data['error']} in {event.data['where'].rpartition('.')[2]}",
-                where="build_connector_worker_meta",
-                expected="metadata that is added to that of other ranks",
-                got=f"{event.data['error']}: {event.data['message']}",
-                why="vLLM adds it up in the engine core, which dies",
             )  # fmt: skip
 
 
