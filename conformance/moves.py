@@ -253,7 +253,8 @@ class Moves:
     def _embeds(self) -> Move:
         """A prompt comes as embeddings, and again: as the same, as others, or as tokens."""
         one, two = self.draw(st.sampled_from(_ENCODERS))
-        prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from((17, 33, 48))))
+        edges = (self.size + 1, 2 * self.size + 1, 3 * self.size)
+        prompt = Prompt(self.draw(st.integers(0, 1)), self.draw(st.sampled_from(edges)))
         first = Arrive(prompt, self.draw(st.sampled_from((1, 4))), embeds=one)
         other = Prompt(1 - prompt.family, prompt.length) if self.draw(st.booleans()) else prompt
         again = Arrive(other, 2, engine=self.draw(st.integers(0, 1)), embeds=two)

@@ -16,14 +16,6 @@ from kvconform.connectors.ascend.connector import AscendConnector
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.worker import WorkerHalf
 
-try:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
-except ImportError:  # 0.11.0
-
-    class SupportsHMA:  # type: ignore[no-redef]
-        """There are no groups yet."""
-
-
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -138,7 +130,7 @@ class FirstRankSpeaks(AscendConnector):
         return 1
 
 
-class KnowsGroups(AscendConnector, SupportsHMA):
+class KnowsGroups(AscendConnector):
     """It has the finish hook for groups, and not the one without."""
 
     def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
