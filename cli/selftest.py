@@ -94,7 +94,7 @@ def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
         # What vLLM itself owes is looked at only where a wrong scheduler is.
         right = multi if mutant.children else ascend
         own, rules = ("composition" if mutant.children else "connector"), set[str]()
-        if mutant.side == "vLLM":
+        if mutant.is_scheduler:
             own, rules = "scheduler", {*mutant.rules}
         name = f"right {own}, {where}"
         rules |= twins[name].expected if name in twins else frozenset()

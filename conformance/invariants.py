@@ -40,7 +40,7 @@ INVARIANTS: tuple[Invariant, ...] = (
               ("KVC-206", "KVC-301", "KVC-303", "KVC-304", "KVC-306", "KVC-401")),
     Invariant("I05", "in the end all blocks are free, and no request is left", ("KVC-402",),
               ("KVC-304", "KVC-603", "KVC-701", "VLL-701")),
-    Invariant("I06", "somebody gets on", ("KVC-701", "KVC-702", "KVC-106", "KVC-109", "VLL-701"),
+    Invariant("I06", "somebody gets on", ("KVC-701", "KVC-702", "KVC-106", "VLL-701", "VLL-703"),
               ("KVC-304", "KVC-402", "KVC-010")),
     Invariant("I07", "blocks of an open transfer are nobody else's",
               ("KVC-206", "KVC-306", "KVC-401", "VLL-401"), (*_CONTENT, "KVC-305", "KVC-407")),

@@ -275,17 +275,6 @@ RULES: tuple[Rule, ...] = (
         help="Keep what was promised from the admission to the end of its load, once for each "
         "load; remember that a hand-over was taken.",
     ),
-    Rule(
-        "KVC-109", "what goes on failing is not promised for ever",
-        "A request whose load has failed is not promised a load more than six times in a row "
-        "without a token in between.",
-        _S, "a lookup of a request whose load has failed, and which has no token yet",
-        packages=FAILING, features=frozenset({"load-failure", "orders"}), level="should",
-        source="v1/core/sched/scheduler.py _handle_invalid_blocks: a request whose first block "
-        "failed is looked up again in the next step, without a limit",
-        incidents=("B-021", "B-128"),
-        help="Remember that a load of this request failed, and promise nothing from then on.",
-    ),
     # -- 2xx metadata -----------------------------------------------------------------------------
     Rule(
         "KVC-201", "metadata is built every step and pickles",
@@ -997,6 +986,20 @@ RULES: tuple[Rule, ...] = (
         _V, "a drain began while a send was open",
         source="v1/core/sched/scheduler.py has_finished_requests",
         help="Send a request now and then, or update vLLM: from 0.23 on the loop goes on.",
+    ),
+    Rule(
+        "VLL-703", "what fails to load is computed",
+        "With the policy recompute, what failed to be loaded is computed: vLLM does not ask the "
+        "connector for the same load more than six times in a row without a token in between. "
+        "Known to fail: V-04, it asks for ever when the first block fails, and takes the "
+        "connector's word each time.",
+        _V, "a lookup of a request whose load has failed, and which has no token yet",
+        packages=FAILING, features=frozenset({"load-failure", "orders"}),
+        source="config/kv_transfer.py kv_load_failure_policy: recompute reschedules the request to "
+        "recompute failed blocks; v1/core/sched/scheduler.py _handle_invalid_blocks: a request "
+        "whose first block failed is looked up again in the next step, without a limit",
+        help="A connector can protect itself: remember that a load of this request failed, and "
+        "promise nothing from then on.",
     ),
 )  # fmt: skip
 

@@ -66,9 +66,8 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     Statement(
         "SCH-05",
-        "What is promised can be loaded now, and a promise whose load has failed is not made again "
-        "for ever: vLLM asks again at once, without a limit.",
-        _C, ("KVC-501", "KVC-601", "KVC-108", "KVC-109"),
+        "What is promised can be loaded now.",
+        _C, ("KVC-501", "KVC-601", "KVC-108"),
     ),
     Statement(
         "SCH-06",
@@ -422,6 +421,14 @@ STATEMENTS: tuple[Statement, ...] = (
         "LIV-05",
         "The engine's loop does not rest before.",
         _V, ("VLL-702",),
+    ),
+    Statement(
+        "LIV-06",
+        "With the policy recompute, what failed to be loaded is computed, whatever the connector "
+        "promises then.",
+        _V, ("VLL-703",),
+        "A connector does well to remember what failed: vLLM up to 0.33 asks it again at once, "
+        "without a limit.",
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""KVC-7xx, KVC-109: with faults off, everything goes on, and some of it before."""
+"""KVC-7xx, VLL-703: with faults off, everything goes on, and some of it before."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class PendingEnds(Check):
             )
 
 
-class DoesNotInsist(Check):
-    """KVC-109."""
+class FailedIsComputed(Check):
+    """VLL-703."""
 
-    rule = "KVC-109"
+    rule = "VLL-703"
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -95,17 +95,17 @@ class DoesNotInsist(Check):
         if self._loads[facts.name] > INSISTS:
             self.fail(
                 event,
-                "promised over and over",
+                "asked for over and over",
                 expected=f"{facts.name} is computed when its load goes on failing",
                 got=f"load number {self._loads[facts.name]} since the first one failed, and no "
                 "token in between",
-                why="vLLM asks again at once and without a limit: the request never gets on, and "
-                "its blocks are kept from others",
-                where="get_num_new_matched_tokens",
+                why="the connector is asked again at once and without a limit: the request never "
+                "gets on, and its blocks are kept from others",
+                where="schedule",
             )
 
 
 INSISTS = 6
 """Loads in a row that may fail."""
 
-CHECKS = (LoadsEnd, PendingEnds, DoesNotInsist)
+CHECKS = (LoadsEnd, PendingEnds, FailedIsComputed)

@@ -51,7 +51,7 @@ def _stores(classes: Sequence[str]) -> Mapping[str, Any]:
 
 def _zoo(mutant: Mutant) -> Target:
     wrong = f"kvconform.connectors.zoo.{mutant.cls}"
-    connector, scheduler = (_ASCEND, wrong) if mutant.side == "vLLM" else (wrong, "")
+    connector, scheduler = (_ASCEND, wrong) if mutant.is_scheduler else (wrong, "")
     children = [
         _ASCEND if child == "right" else f"kvconform.connectors.zoo.{child}"
         for child in mutant.children

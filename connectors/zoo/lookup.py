@@ -308,7 +308,7 @@ class _Insists(SchedulerHalf):
 class Insists(AscendConnector):
     """That a load has failed is not remembered: it is promised again, at once and for ever.
 
-    KVC-109.
+    Nothing forbids that, and vLLM takes its word each time (VLL-703).
     """
 
     scheduler_half_class = _Insists

@@ -20,15 +20,15 @@ class Mutant:
 
     Attributes:
         name: as in ``zoo:NAME``.
-        cls: ``module:Class`` below this package; with ``side`` vLLM it is a scheduler's, and
-            the connector is the right one.
+        cls: ``module:Class`` below this package; one of ``schedulers`` is a scheduler, and the
+            connector is the right one.
         bug: the public defect that it is from; empty: none is known, and it is a mistake that is
             easily made.
         source: where that was reported.
         says: the mistake in a sentence.
         breaks: the invariants that the defect breaks (see ``conformance/invariants.py``).
         rules: of a wrong scheduler: the rules whose clause it breaks.
-        side: who makes it.
+        side: who makes it; vLLM over a connector: that vLLM does not get on with it.
         shape: fields of the shape that it needs to show.
         faults: packages that it needs; empty: any.
         extra: more of the connector's config.
@@ -53,3 +53,8 @@ class Mutant:
     rare: str = ""
     until: str = ""
     children: tuple[str, ...] = ()
+
+    @property
+    def is_scheduler(self) -> bool:
+        """Whether it stands in for vLLM's scheduler."""
+        return self.cls.startswith("schedulers:")

@@ -19,7 +19,6 @@ LOADS = frozenset({"full-hit", "delay"})
 """What most packages build on: something outside to load, and transfers that stay open."""
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "KVC-109": {"load_failure_policy": "recompute"},  # the other one asks once
     "KVC-105": {"num_blocks": 8},  # so that requests find no room, and are looked up again
     "KVC-401": {"num_blocks": 10, "topology": "store"},  # so that blocks soon have another owner
     "KVC-406": {"num_blocks": 8},  # so that requests are aborted before they find room
@@ -44,7 +43,7 @@ HALF: Mapping[str, Side] = {
 
 EXAMPLES = 24
 
-RARE: Mapping[str, int] = {"KVC-109": 80, "KVC-406": 80, "KVC-407": 80}
+RARE: Mapping[str, int] = {"KVC-406": 80, "KVC-407": 80}
 """Rules that it takes longer to break."""
 
 

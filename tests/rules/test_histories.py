@@ -230,8 +230,6 @@ HISTORIES = (
     History("KVC-108", WRONG["KVC-108"], "load of what is not there",
             (*saved(33), Hold("load"), a(33), a(33), Step(), Release(1), Step(),
              Arrive(Prompt(1, 60)), Step(4), Release()), Shape(store_blocks=4)),
-    History("KVC-109", WRONG["KVC-109"], "promised over and over",
-            (*saved(33), Fail(1000), a(33), Step(16))),
     History("KVC-205", metadata.PlansAgain, "started twice", (*saved(33), a(33))),
     History("KVC-405", memory.KeepsPins, "still held", (*saved(33), Fail(), a(33), Step())),
     History("KVC-205", lookup.ReloadsWhatFailed, "started without a promise",

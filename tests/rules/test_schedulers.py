@@ -41,8 +41,9 @@ class Mixin:
 
 def test_each_rule_of_vllms_own_has_a_wrong_scheduler() -> None:
     owed = {r.id for r in RULES if r.side == "vLLM" and r.holds_for(NEWEST)}
-    wrong = [mutant for mutant in MUTANTS if mutant.side == "vLLM"]
-    assert {rule for mutant in wrong for rule in mutant.rules} == owed
+    wrong = [mutant for mutant in MUTANTS if mutant.is_scheduler]
+    # Of VLL-703 vLLM's own is: V-04.
+    assert {rule for mutant in wrong for rule in mutant.rules} == owed - {"VLL-703"}
 
 
 KILLS: tuple[tuple[str, str, Shape, tuple[Action, ...]], ...] = (

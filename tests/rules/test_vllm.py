@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -43,6 +44,11 @@ V_02: tuple[Action, ...] = (
 V_03: tuple[Action, ...] = (Arrive(P), Step(4), Reset(), Fail(), Arrive(P, 4), Step(2))
 
 
+V_04: tuple[Action, ...] = (
+    Arrive(Prompt(0, 33)), Step(4), Reset(), Fail(1000), Arrive(Prompt(0, 33)), Step(16),
+)  # fmt: skip
+"""What fails is asked for over and over, unless the connector gives up: the reference does."""
+
 KNOWN = (
     (V_01, Shape(), "VLL-201"),
     (V_02, Shape(), "VLL-201"),
@@ -58,12 +64,23 @@ def test_known_defects_are_vllms(actions: tuple[Action, ...], shape: Shape, rule
     assert violation.fingerprint.side == "vLLM"
 
 
+@pytest.mark.parametrize(("policy", "rule"), [("recompute", "VLL-703"), ("fail", None)])
+def test_vllm_asks_for_ever_for_what_it_should_recompute(
+    policy: Literal["recompute", "fail"], rule: str | None
+) -> None:
+    scenario = Scenario(Shape(load_failure_policy=policy), V_04)
+    violation = play(resolve("zoo:insists"), scenario).violation
+    assert (violation and violation.fingerprint.rule) == rule
+    assert violation is None or violation.fingerprint.side == "vLLM"
+
+
 @pytest.mark.parametrize(
     ("actions", "shape"),
     [
         (V_01, Shape(load_failure_policy="fail")),
         (V_02, Shape(load_failure_policy="fail")),
         (V_03, Shape()),
+        (V_04, Shape()),
         (V_03, Shape(async_scheduling=True, load_failure_policy="fail")),
     ],
 )

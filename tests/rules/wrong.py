@@ -33,7 +33,6 @@ from kvconform.connectors.zoo.leases import OnlyAtTheLimit
 from kvconform.connectors.zoo.lookup import (
     ConsumesInLookup,
     CountsAhead,
-    Insists,
     NegativePromise,
     NothingInBackground,
     NumpyPromise,
@@ -82,7 +81,6 @@ WRONG: dict[str, type[AscendConnector]] = {
     "KVC-106": PendingForEver,
     "KVC-107": CountsAhead,
     "KVC-108": LocksAreASet,
-    "KVC-109": Insists,
     "KVC-201": UnpicklableMetadata,
     "KVC-202": LiveMetadata,
     "KVC-203": ChangesOutput,
