@@ -17,6 +17,7 @@ from kvconform.engine.chains import Chains
 from kvconform.engine.clock import Clock
 from kvconform.engine.compose import composed
 from kvconform.engine.engine import Engine
+from kvconform.engine.leftovers import Leftovers
 from kvconform.engine.oracle import Stream, stream
 from kvconform.engine.recorder import ESCAPING
 from kvconform.engine.world import Handover, World
@@ -362,14 +363,15 @@ class Cluster:
         patient = self.live() and (not circling or threads.company())
         restless = self._be_patient() if patient else []
         foreign = not self.clock.reads and clock.speaks_of_time(self._packages)
-        clean = [engine.leftovers(restless, foreign) for engine in self.engines]
+        left = [Leftovers(engine, restless, foreign) for engine in self.engines]
+        clean = [one.look() for one in left]
         if all(clean):
             for index, what, child in self.world.kept():
                 if child is not None:
-                    self.engines[index].left("reservation", None, what, child)
-                self.engines[index].left("reservation", None, what)
-            for engine in self.engines:
-                engine.remembered(frozenset(self.arrived), self._packages)
+                    left[index].left("reservation", None, what, child)
+                left[index].left("reservation", None, what)
+            for one in left:
+                one.remembered(frozenset(self.arrived), self._packages)
             for engine in self.engines:
                 self.trace.emit(Event(Kind.QUIET, engine.index, engine.step_number))
 

@@ -288,7 +288,7 @@ class TransportWorld(World):
             self._as_planned(transport, transfer),
         )
         save = transfer.direction == "save"
-        foreign = engine.foreign(transfer.request_id, transfer.block_ids) if save else []
+        foreign = engine.holdings.foreign(transfer.request_id, transfer.block_ids) if save else []
         self._unheard[engine.index] += 1
         self._emit(Kind.OPENED, opened, foreign=foreign)
         if self._held(transfer.direction, transport.rank):
@@ -301,7 +301,9 @@ class TransportWorld(World):
             planned = self._planned.get((transport.child, transfer.id), set())
             return planned >= set(transfer.keys)
         if transfer.source is not None and transfer.block_ids:
-            return self._engine(transport).planned(transfer.block_ids, transfer.source.block_ids)
+            return self._engine(transport).holdings.plans.holds(
+                transfer.block_ids, transfer.source.block_ids
+            )
         return None
 
     def planned(self, transport: ObedientTransport, holder: str, keys: Sequence[bytes]) -> None:
@@ -398,7 +400,7 @@ class TransportWorld(World):
             Kind.MOVED, opened, stale=stale if kept else [], failed=sorted(failed),
             given=sorted(given),
             unwritten=unwritten,
-            counted=bool(unwritten) and engine.counted(transfer.request_id, unwritten),
+            counted=bool(unwritten) and engine.holdings.counted(transfer.request_id, unwritten),
             source=transfer.source and _engine_index(transfer.source.engine_id)[0],
             read_stale=read_stale,
         )  # fmt: skip
