@@ -13,7 +13,7 @@ from kvconform.conformance.minimise import MAX_RUNS
 from kvconform.conformance.pool import Death, Done, Limits, Pool
 from kvconform.conformance.profiles import find as find_profile
 from kvconform.conformance.rules import tolerated
-from kvconform.conformance.units import Found, Job, Result, Unit, do, merge, plan
+from kvconform.conformance.units import Found, Job, Result, Unit, merge, plan
 from kvconform.conformance.unreachable import Hole, holes
 from kvconform.conformance.verdict import Finding, Verdict, judge
 from kvconform.faults.packages import NAMES, possible
@@ -208,6 +208,8 @@ class _Check:
 
     def here(self, jobs: Sequence[Job]) -> Iterable[Done]:
         """Do jobs in this process."""
+        from kvconform.conformance.work import do  # it brings vLLM along
+
         for index, job in enumerate(jobs):
             yield Done(index, do(job, lambda r: self.at_work([r.examples, r.steps, len(r.found)])))
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from hypothesis import strategies as st
 
 from kvconform.conformance import steer
 from kvconform.conformance.aimed import Aimed
-from kvconform.conformance.draw import Draw, lengths, priorities, stops
-from kvconform.conformance.traffic import Traffic
+from kvconform.conformance.arrivals import IDENTITIES, Arrivals
+from kvconform.conformance.draw import Draw
 from kvconform.faults.packages import is_tight
 from kvconform.scenario.actions import (
     Abort,
@@ -54,31 +53,19 @@ RETURNING = 2
 """Prompts that return at the end of a run, and how often: what is found once may have been made
 complete by that."""
 
-RARE = 1000
-"""Families from here on are never drawn twice: prompts that share nothing."""
-
-_IDENTITIES: tuple[Mapping[str, Any], ...] = (
-    {},
-    {"salt": "a"},
-    {"salt": "b"},
-    {"adapter": "x"},
-    {"salt": "a", "adapter": "x"},
-    {"adapter": "x", "version": 1},
-    {"media": "cat"},
-    {"media": "dog"},
-    {"media": "cat", "media_at": 20},
-    {"media": "dog", "media_at": 20},
-)
-"""Salts, adapters, images; no two of one name, which vLLM's hashes do not tell apart until 0.27."""
-
 _ENCODERS = (("m", "n"), ("m", "m"), ("m", None), (None, "m"))
 """What has made a prompt's embeddings, twice; None: it comes as tokens."""
 
 
-class Moves:
+class Moves(Arrivals):
     """Draws moves; one method per fault package, and the base traffic.
 
-    It counts arrivals, so that prompts of the base traffic share nothing with any other.
+    Args:
+        draw: draws.
+        packages: fault packages that the run may use.
+        shape: of the run.
+        chats: whether its base traffic is of chats, whose prompts return.
+        seen: how often each cell of what is steered for has been met.
     """
 
     def __init__(
@@ -89,17 +76,11 @@ class Moves:
         chats: bool,
         seen: Counter[str] | None = None,
     ) -> None:
-        self.draw = draw
+        super().__init__(draw, packages, shape)
         self._seen = Counter() if seen is None else seen
-        tight = is_tight(shape)
-        self._wanted = steer.in_reach(packages, shape.topology, tight, shape.ranks)
+        self._wanted = steer.in_reach(packages, shape.topology, is_tight(shape), shape.ranks)
         self._arrived: list[Arrive] = []
-        self.chats = chats and "full-hit" in packages  # their prompts return
-        self.packages = packages
-        self.shape = shape
-        self.size = shape.block_size
-        self._fresh = 0
-        self._traffic: Traffic | None = None
+        self.chats = chats and "full-hit" in packages
         self._alone = shape.topology == "store"
         self._aimed = Aimed(shape, packages, self._family)
 
@@ -150,75 +131,6 @@ class Moves:
             Reset(engine=home), Arrive(prompt, 2), Step(3, 0), Step(3, home),
         )  # fmt: skip
 
-    # -- steps ------------------------------------------------------------------------------------
-
-    def _steps(self, most: int = 4) -> Move:
-        """Some steps of some engine; where prefill and decode are apart, often of both."""
-        count = self.draw(st.integers(1, most))
-        engine = self.draw(st.integers(0, self.shape.engines - 1))
-        if self.shape.topology == "pd" and engine and self.draw(st.booleans()):
-            return (Step(count, 0), Step(count, engine))
-        return (Step(count, engine),)
-
-    def _home(self, arrive: Arrive) -> int:
-        """The engine that a request ends in."""
-        if self.shape.topology == "pd":
-            return 1 + arrive.engine % (self.shape.engines - 1)
-        return arrive.engine
-
-    def _through(self, arrive: Arrive, count: int) -> Move:
-        """Steps of the engines that a request passes through."""
-        home = Step(count, self._home(arrive))
-        return (Step(count, 0), home) if self.shape.topology == "pd" else (home,)
-
-    # -- arrivals ---------------------------------------------------------------------------------
-
-    def _family(self) -> int:
-        """A family of prompts that nobody had."""
-        self._fresh += 1
-        return RARE + self._fresh
-
-    def _stranger(self) -> Arrive:
-        """A request whose prompt nobody had and nobody will have."""
-        return Arrive(
-            Prompt(self._family(), self.draw(lengths(self.size))),
-            self.draw(st.sampled_from((1, 2, 4, 20))),
-            engine=self.draw(st.integers(0, 1)),
-            priority=self.draw(priorities()),
-            stop=self.draw(stops()),
-        )
-
-    def _returning(self, tenants: bool = False) -> Arrive:
-        """A request whose prompt others have, whole or in part, or with what was answered."""
-        tail = self.draw(st.sampled_from((0, 0, 0, 1, self.size + 1)))
-        answer = self.draw(st.sampled_from((0, 0, 0, 1, 19)))
-        whose = self.draw(st.sampled_from(_IDENTITIES)) if tenants else {}
-        return Arrive(
-            Prompt(self.draw(st.integers(0, 1)), self.draw(lengths(self.size)), tail, answer),
-            self.draw(st.sampled_from((1, 2, 4, 20))),
-            engine=self.draw(st.integers(0, 1)),
-            priority=self.draw(priorities()),
-            stop=self.draw(stops()),
-            **whose,
-        )
-
-    def _turn(self) -> Arrive:
-        """The next turn of a chat."""
-        if self._traffic is None:
-            number = self.draw(st.integers(0, 1 << 16))
-            self._traffic = Traffic(number, tenants="tenants" in self.packages)
-        return self._traffic.next()
-
-    def _arrival(self) -> Arrive:
-        """Whatever arrives in this run."""
-        kinds: list[Callable[[], Arrive]] = [self._stranger]
-        if "full-hit" in self.packages:
-            kinds += [self._returning] * 3
-            kinds.append(self._turn)
-        if "tenants" in self.packages:
-            kinds.append(lambda: self._returning(tenants=True))
-        return self.draw(st.sampled_from(kinds))()
-
     # -- one per package --------------------------------------------------------------------------
 
     def _full_hit(self) -> Move:
@@ -244,7 +156,7 @@ class Moves:
     def _tenants(self) -> Move:
         first = self._returning(tenants=True)
         same = not self.draw(st.integers(0, 2))  # who is the same has to find it
-        whose = self.draw(st.sampled_from(_IDENTITIES))
+        whose = self.draw(st.sampled_from(IDENTITIES))
         other = Arrive(first.prompt, 1, engine=self.draw(st.integers(0, 1)), **whose)
         outside: Move = (Reset(engine=self._home(first)),) if same else ()
         again = dataclasses.replace(first, stop=None) if same else other
@@ -370,8 +282,7 @@ class Moves:
         first = self._returning()
         prompt = first.prompt
         if self.draw(st.booleans()):  # a block is loaded within a step, and more is computed
-            self._fresh += 1
-            first = dataclasses.replace(first, prompt=Prompt(RARE + self._fresh, self.size + 1))
+            first = dataclasses.replace(first, prompt=Prompt(self._family(), self.size + 1))
             longer = self.draw(st.sampled_from((5 * self.size // 2, 4 * self.size + 6)))
             prompt = Prompt(first.prompt.family, longer)
         again = Arrive(prompt, self.draw(st.sampled_from((2, 4))), engine=first.engine)

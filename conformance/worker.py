@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvconform.conformance.blackbox import BlackBox
-from kvconform.conformance.units import Job, Result, do
+from kvconform.conformance.units import Job, Result
 from kvconform.scenario.errors import HarnessError, UsageError
 
 PERIOD = 0.3
@@ -45,6 +45,8 @@ def main(answers: int, folder: Path) -> int:
         except UsageError as error:
             say(usage=str(error))
             return 0
+        from kvconform.conformance.work import do  # it brings vLLM along
+
         say(ready=True)
         for line in sys.stdin:
             job = Job.from_json(json.loads(line))
