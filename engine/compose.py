@@ -43,6 +43,7 @@ def _companion(target: Target) -> dict[str, Any]:
     """It keeps its KV where the target cannot find it, and leaves handing over to the target."""
     extra: dict[str, Any] = {
         "store": "{run} beside", "capacity_blocks": "{store_blocks}", "offers": False,
+        "verify": True,  # memory that fails does so for both
     }  # fmt: skip
     if target.world == "transport":
         extra["transport"] = "kvconform.faults.transport:connect"

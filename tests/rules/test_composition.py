@@ -23,6 +23,7 @@ from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
+    Corrupt,
     Fail,
     Forget,
     Hold,
@@ -104,6 +105,12 @@ def test_fires(history: History) -> None:
 def test_right_compositions_survive(history: History, right: Target, shape: Shape) -> None:
     shape = dataclasses.replace(history.shape, beside=shape.beside)
     assert play(right, Scenario(shape, history.actions)).violation is None
+
+
+@pytest.mark.parametrize("beside", ["before", "after"])
+def test_what_a_companion_has_stored_is_damaged_too(beside: Beside) -> None:
+    actions = (*SAVED, Corrupt(2), Arrive(P), Step())
+    assert play(ASCEND, Scenario(Shape(beside=beside), actions)).violation is None
 
 
 FAILS: tuple[Action, ...] = (*SAVED, Fail(), Arrive(P), Step())
