@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvconform import __version__
 from kvconform.cli.check import write_json
+from kvconform.conformance import static
 from kvconform.conformance.real.outcome import as_data, exit_code
 from kvconform.conformance.real.run import FULL, SMALL, play, restricted
 from kvconform.connectors.targets import deployments
@@ -72,7 +73,10 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     known = deployments.known(options.target)
     if known is None:
         target = with_flags(resolve(options.target), role=options.role, extra=options.extra)
-        return deployments.of(target)
+        deployment = deployments.of(target)
+        require_vllm()
+        static.load(target)  # a sentence here is better than a traceback in an engine's log
+        return deployment
     if options.role is not None:
         raise UsageError(f"--role is for a bare class; the roles of {known.name} are known.")
     extra = json_object(options.extra) if options.extra is not None else {}

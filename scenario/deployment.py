@@ -28,7 +28,8 @@ class Deployment:
     Strings in ``extra``, ``config``, ``env``, ``dialect`` and ``service`` may hold placeholders:
     ``{run_dir}`` (a fresh folder), ``{run}`` (a name of its own), ``{token}`` (a secret of its
     own), ``{port:NAME}`` (a TCP port that is NAME's, an engine or ``store``), ``{port}`` (that of
-    the engine that is told), ``{engine}`` (its name), ``{role}`` (its ``kv_role``), and, in
+    the engine that is told), ``{id:NAME}`` (an engine's ``engine_id``, another one after each
+    start), ``{engine}`` (the name of the one that is told), ``{role}`` (its ``kv_role``), and, in
     ``dialect``, ``{transfer}`` (a name for each request). ``{tp}`` and ``{store_blocks}`` are
     numbers.
 
@@ -76,7 +77,7 @@ class Deployment:
         """The fields of vLLM's ``KVTransferConfig`` for one engine.
 
         Args:
-            engine: its name; also its ``engine_id``.
+            engine: its name.
             topology: what it is a part of.
             policy: ``kv_load_failure_policy``.
             values: for the placeholders, by name.
@@ -88,7 +89,7 @@ class Deployment:
             "kv_connector": name,
             "kv_connector_module_path": module,
             "kv_role": told["role"],
-            "engine_id": engine,
+            "engine_id": values[f"id:{engine}"],
             "kv_load_failure_policy": policy,
             **filled(self.config, told),
             "kv_connector_extra_config": filled(extra, told),

@@ -102,9 +102,12 @@ class Async:
         return ended(name, output, error)
 
     async def _abort_after(self, name: str, seconds: float | None) -> None:
-        if seconds is not None:
-            await asyncio.sleep(seconds)
+        if seconds is None:
+            return
+        await asyncio.sleep(seconds)
+        while True:  # an engine that does not know the request yet does nothing
             await self._engine.abort(name)
+            await asyncio.sleep(_IDLE_SECONDS / 10)
 
     async def books(self) -> dict[str, int]:
         """See :class:`Door`."""

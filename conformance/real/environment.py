@@ -58,10 +58,11 @@ _ENV = {
 }
 
 
-def environment(more: Mapping[str, str], prepare: str = "") -> dict[str, str]:
+def environment(more: Mapping[str, object], prepare: str = "") -> dict[str, str]:
     """The environment of an engine's process: this one's, ours, and what the deployment adds."""
     path = os.pathsep.join(os.path.abspath(p or ".") for p in sys.path)
-    return {**os.environ, "PYTHONPATH": path, **_ENV, PREPARE: prepare, **more}
+    told = {name: str(value) for name, value in more.items()}
+    return {**os.environ, "PYTHONPATH": path, **_ENV, PREPARE: prepare, **told}
 
 
 def free_port() -> int:

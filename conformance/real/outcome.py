@@ -16,7 +16,7 @@ RULES = {
     "died": "KVC-010",
     "left": "KVC-402",
     "endless": "KVC-701",
-    "refused": "KVC-010",
+    "refused": "",
     "killed": "",
     "hung": "",
 }

@@ -115,14 +115,18 @@ def _wrong_prompt_pd(flow: Flow) -> None:
 
 def _wrong_prompt_store(flow: Flow) -> None:
     stage = flow.stage
-    prompts = _prompts(flow, _PROOFS)
-    flow.collect(flow.send(stage.engines[WRITER], prompts))
+    mine = [pair(stage.seed, "wrong prompt", number)[0] for number in range(_PROOFS)]
+    prompts = {f"proof-{number}": prompt for number, prompt in enumerate(mine)}
+    flow.outcome.requests += len(prompts)
+    # One by one, here and there: no prompt is computed in parts, so that connectors which cannot
+    # save parts show that they transfer; and what is not computed was loaded.
+    for name, prompt in prompts.items():
+        flow.collect(flow.send(stage.engines[WRITER], {name: prompt}))
     stage.look(flow.outcome)  # all is saved when no block is held any more
-    if READER not in stage.engines:
-        return
-    reader = stage.engines[READER]
-    for name, mine in prompts.items():
-        _prove(flow, READER, name, mine, tuple(swapped(mine)), partial(flow.send, reader))
+    for name, prompt in prompts.items():
+        if READER in stage.engines:
+            send = partial(flow.send, stage.engines[READER])
+            _prove(flow, READER, name, prompt, tuple(swapped(prompt)), send)
     _lacks_proof(flow)
 
 

@@ -75,6 +75,7 @@ class Stage:
         self._folder = folder
         self._parts: dict[str, Part] = {}
         self._loaded: dict[str, int] = {}
+        self._starts = 0
         self._were_up: set[str] = set()
         self._service: subprocess.Popen[bytes] | None = None
         kept = folder / f"kept-{topology}"
@@ -111,6 +112,9 @@ class Stage:
 
     def _start(self, part: Part) -> EngineProcess:
         deployment = self.deployment
+        # As vLLM's own default, a fresh name each time: peers tell it from the one before it.
+        self._starts += 1
+        self.values[f"id:{part.name}"] = f"{part.name}-{self._starts}"
         transfer = deployment.transfer_config(part.name, self.topology, part.policy, self.values)
         told = deployment.told(part.name, self.values)
         return EngineProcess(
