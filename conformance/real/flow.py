@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from kvconform.conformance.real.outcome import Finding, Outcome
 from kvconform.conformance.real.plain import ANSWER, Tokens
 from kvconform.conformance.real.process import EngineProcess, GoneError, RaisedError
 from kvconform.conformance.real.stage import Stage
-from kvconform.scenario.deployment import filled
+from kvconform.scenario.deployment import DECODE, PREFILL, filled
 
 Ended = dict[str, Any]
 Aborts = Mapping[str, Mapping[str, float]]
@@ -46,6 +46,7 @@ class Flow:
 
     Attributes:
         ended: how requests ended, by name; the last engine that had one counts.
+        prefilled: how those ended before that went on to be decoded.
         gone: requests whose engine died under them.
     """
 
@@ -53,7 +54,18 @@ class Flow:
         self.stage = stage
         self.outcome = outcome
         self.ended: dict[str, Ended] = {}
+        self.prefilled: dict[str, Ended] = {}
         self.gone: set[str] = set()
+
+    def at(self, name: str) -> EngineProcess:
+        """An engine by name.
+
+        Raises:
+            GoneError: it is there no longer, for what was found in this scene.
+        """
+        if name not in self.stage.engines:
+            raise GoneError(name)
+        return self.stage.engines[name]
 
     def send(
         self,
@@ -134,11 +146,11 @@ class Flow:
         """Send requests to be prefilled: one token each, with what the dialect says."""
         said = self.stage.deployment.dialect.get("prefill", {})
         params = {name: filled(said, self._values(name)) for name in prompts}
-        engine = self.stage.engines["prefill"]
-        return self.send(engine, prompts, params=params, tokens=1, aborts=aborts)
+        return self.send(self.at(PREFILL), prompts, params=params, tokens=1, aborts=aborts)
 
-    def route(self, name: str, prefilled: Ended | None) -> dict[str, Any] | None:
+    def route(self, name: str) -> dict[str, Any] | None:
         """The params with which a request goes on to be decoded; None: the KV is nowhere."""
+        prefilled = self.prefilled.get(name)
         if prefilled is None or prefilled["reason"] != "length":
             return None
         said = filled(self.stage.deployment.dialect.get("decode", {}), self._values(name))
@@ -179,21 +191,34 @@ class Flow:
 
     def decode(self, prompts: Mapping[str, Tokens], aborts: Aborts | None = None) -> list[Sent]:
         """Send requests on that were prefilled, with the params that lead to their KV."""
-        params = {name: self.route(name, self.ended.pop(name, None)) for name in prompts}
-        engine = self.stage.engines.get("decode")
-        if engine is None:
-            self.gone |= set(prompts)
-            return []
+        self.prefilled |= {n: self.ended.pop(n) for n in prompts if n in self.ended}
         self.gone -= set(prompts)
-        return self.send(engine, prompts, params=params, aborts=aborts)
+        params = {name: self.route(name) for name in prompts}
+        return self.send(self.at(DECODE), prompts, params=params, aborts=aborts)
 
     def _values(self, name: str) -> dict[str, Any]:
         return {**self.stage.values, "transfer": name}
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def judge(self, prompts: Mapping[str, Tokens], *, may_fail: bool = False) -> None:
-        """Compare the answers of those that have ended with the plain ones."""
+    def judge(
+        self, prompts: Mapping[str, Tokens], *, may_fail: bool = False, but: Collection[str] = ()
+    ) -> None:
+        """Compare the answers with the plain ones.
+
+        Args:
+            prompts: of the requests that are judged, by name.
+            may_fail: failed loads end requests (policy ``fail``).
+            but: those that need not have ended, for the scene has killed their engine, or their
+                client never waited.
+        """
+        self.outcome.requests += len(prompts)
         answers = dict(zip(prompts, self.stage.plain.answers(prompts.values()), strict=True))
-        ended = {name: end for name, end in self.ended.items() if name in prompts}
+        began = {name: self.prefilled[name] for name in prompts if name in self.prefilled}
+        self.outcome.judge(began, answers, counts=False)
+        ended = {name: self.ended[name] for name in prompts if name in self.ended}
         self.outcome.judge(ended, answers, may_fail=may_fail)
+        lost = [name for name in prompts if name not in {*ended, *but}]
+        late = {name for finding in self.outcome.findings for name in finding.requests}
+        if lost and not set(lost) <= late:
+            self.outcome.findings.append(Finding("lost", "ended with their engine", tuple(lost)))

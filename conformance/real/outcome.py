@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ RULES = {
     "died": "KVC-010",
     "left": "KVC-402",
     "endless": "KVC-701",
+    "lost": "",
     "refused": "",
     "killed": "",
     "hung": "",
@@ -50,7 +52,7 @@ class Outcome:
     Attributes:
         scene: its name.
         says: what was done.
-        requests: that were made.
+        requests: that were judged.
         aborted: of these, by the client.
         loaded: prompt tokens that came through the connector, by vLLM's count.
         equal: requests that ended with the answer that they should have.
@@ -86,6 +88,7 @@ class Outcome:
         expected: Mapping[str, Answer],
         *,
         may_fail: bool = False,
+        counts: bool = True,
     ) -> None:
         """Compare how requests ended with how they should have.
 
@@ -93,29 +96,30 @@ class Outcome:
             ended: see ``child.ended``, by name.
             expected: the answers, by name.
             may_fail: failed loads end requests (policy ``fail``).
+            counts: they are at their end, not on their way from one engine to another.
         """
-        wrong: dict[str, list[str]] = {}
+        faults: dict[tuple[str, str], list[str]] = {}
+        ends: Counter[str] = Counter()
         for name, one in ended.items():
-            problem = self._problem(one, expected[name], may_fail)
-            if problem:
-                wrong.setdefault(problem, []).append(name)
-        for problem, names in wrong.items():
-            kind, what = problem.split(": ", 1)
+            tokens, reason = tuple(one["tokens"]), one["reason"]
+            if tokens != expected[name].tokens[: len(tokens)]:
+                fault = ("unequal", "the answer is not that of a run without connector")
+                faults.setdefault(fault, []).append(name)
+            elif (
+                reason == "length"
+                or (reason == "abort" and one["asked_to_abort"])
+                or (reason == "error" and may_fail)
+            ):
+                ends[reason] += 1
+            else:
+                fault = ("refused", f"it ended with: {one['error'] or reason or 'no reason'}")
+                faults.setdefault(fault, []).append(name)
+        for (kind, what), names in faults.items():
             self.findings.append(Finding(kind, what, tuple(names)))
-
-    def _problem(self, one: Mapping[str, Any], expected: Answer, may_fail: bool) -> str:
-        tokens, reason = tuple(one["tokens"]), one["reason"]
-        if tokens != expected.tokens[: len(tokens)]:
-            return "unequal: the answer is not that of a run without connector"
-        if reason == "length":
-            self.equal += 1
-        elif reason == "abort" and one.get("asked_to_abort"):
-            self.aborted += 1
-        elif reason == "error" and may_fail:
-            self.failed += 1
-        else:
-            return f"refused: the request ended otherwise ({one['error'] or reason or 'no reason'})"
-        return ""
+        if counts:
+            self.equal += ends["length"]
+            self.aborted += ends["abort"]
+            self.failed += ends["error"]
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

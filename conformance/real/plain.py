@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from kvconform.conformance.real.process import EngineProcess
+from kvconform.conformance.real.process import EngineProcess, GoneError, HungError
 from kvconform.scenario.errors import HarnessError
 
 CLEAR = 1e-3
@@ -56,7 +56,11 @@ class Plain:
         self._known: dict[Tokens, Answer] = {}
 
     def answers(self, prompts: Iterable[Sequence[int]]) -> list[Answer]:
-        """Their answers, each computed from an empty prefix cache once."""
+        """Their answers.
+
+        Raises:
+            HarnessError: the engine does not answer.
+        """
         wanted = [tuple(prompt) for prompt in prompts]
         new = [p for p in dict.fromkeys(wanted) if p not in self._known]
         if new:
@@ -64,7 +68,10 @@ class Plain:
                 {"name": f"plain-{i}", "tokens": p, "max_tokens": ANSWER, "margin": True}
                 for i, p in enumerate(new)
             ]
-            ended = self._engine.result(self._engine.ask("run", requests=requests))
+            try:
+                ended = self._engine.result(self._engine.ask("run", requests=requests))
+            except (GoneError, HungError) as error:  # never a finding of the target
+                raise HarnessError(f"the engine without a connector: {error}") from None
             for prompt, one in zip(new, ended, strict=True):
                 self._known[prompt] = Answer(tuple(one["tokens"]), one["margin"])
         return [self._known[p] for p in wanted]

@@ -21,7 +21,7 @@ from concurrent.futures import TimeoutError as Late
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 180.0
+START_SECONDS = 300.0
 ANSWER_SECONDS = 60.0
 _CLOSE_SECONDS = 20.0
 

@@ -96,7 +96,7 @@ def _played(scene: Scene, stage: Stage) -> Outcome:
     if stage.need(scene.parts, outcome):
         try:
             scene.play(Flow(stage, outcome))
-        except GoneError:  # in the middle of something: look who it was
+        except (GoneError, HungError):  # in the middle of something: look who it was
             stage.look(outcome)
     outcome.seconds = time.monotonic() - began
     return outcome

@@ -55,7 +55,6 @@ def _prompts(flow: Flow, count: int | None = None, part: str = "") -> dict[str, 
     """So many prompts of this scene's traffic with clear answers, by request name."""
     label = f"{flow.outcome.scene} {part}"
     some = flow.stage.plain.clear(traffic(flow.stage.seed, label), count or flow.stage.requests)
-    flow.outcome.requests += len(some)
     return {f"{flow.outcome.scene}{part}-{i}": prompt for i, prompt in enumerate(some)}
 
 
@@ -76,7 +75,7 @@ def _prove(flow: Flow, engine: str, name: str, mine: Tokens, other: Tokens,
     One request at a time, so that vLLM's count of loaded tokens is this request's. (What an output
     says of cached tokens may be what the engine said that prefilled.)
     """
-    outcome, running = flow.outcome, flow.stage.engines[engine]
+    outcome, running = flow.outcome, flow.at(engine)
     before = running.books()["loaded"]
     end = flow.collect(send({name: mine})).get(name)
     if end is None:
@@ -121,12 +120,11 @@ def _wrong_prompt_store(flow: Flow) -> None:
     # One by one, here and there: no prompt is computed in parts, so that connectors which cannot
     # save parts show that they transfer; and what is not computed was loaded.
     for name, prompt in prompts.items():
-        flow.collect(flow.send(stage.engines[WRITER], {name: prompt}))
+        flow.collect(flow.send(flow.at(WRITER), {name: prompt}))
     stage.look(flow.outcome)  # all is saved when no block is held any more
     for name, prompt in prompts.items():
-        if READER in stage.engines:
-            send = partial(flow.send, stage.engines[READER])
-            _prove(flow, READER, name, prompt, tuple(swapped(prompt)), send)
+        send = partial(flow.send, flow.at(READER))
+        _prove(flow, READER, name, prompt, tuple(swapped(prompt)), send)
     _lacks_proof(flow)
 
 
@@ -138,7 +136,6 @@ def _hand_over(flow: Flow) -> None:
     flow.hand_over(prompts)
     # Prompts that the decode engine has had before: it finds all of them locally.
     again = {f"{name}-again": prompt for name, prompt in islice(prompts.items(), 3)}
-    flow.outcome.requests += len(again)
     flow.hand_over(again)
     flow.judge(prompts | again)
     _lacks_loads(flow)
@@ -157,7 +154,7 @@ def _aborts_pd(flow: Flow) -> None:
             **{name: {"tokens": 3} for name in decoding},
         },
     )
-    flow.judge(prompts)
+    flow.judge(prompts, but=between)
     _lacks_loads(flow)
     if not flow.outcome.aborted:
         flow.outcome.lacks = "every request had ended before it was aborted"
@@ -171,7 +168,6 @@ def _prefiller_killed(flow: Flow) -> None:
     flow.hand_over(before)
     flow.collect(flow.prefill(after))
     some = {name: after[name] for name in list(after)[:3]}
-    routed = sum(flow.route(name, flow.ended.get(name)) is not None for name in after)
     interrupted = flow.prefill(under_way)
     decoding = flow.decode(some)
     stage.drop(PREFILL)
@@ -181,7 +177,7 @@ def _prefiller_killed(flow: Flow) -> None:
     flow.collect(decoding)
     flow.judge({**before, **after, **under_way}, may_fail=_fails(flow))
     stage.look(flow.outcome)
-    if not routed:
+    if not any(flow.route(name) for name in after):
         flow.outcome.lacks = "no request was to load from the engine that died"
 
 
@@ -205,7 +201,7 @@ def _decoder_restarted(flow: Flow) -> None:
     # Their client tries again, under names of their own.
     again = {f"{name}-again": prompt for name, prompt in lost.items()} | after
     flow.hand_over(again)
-    flow.judge(before | again)
+    flow.judge(before | again, but=lost)
     _lacks_loads(flow)
     if not lost:
         flow.outcome.lacks = "every request had ended before the engine was killed"
@@ -217,19 +213,16 @@ def _decoder_restarted(flow: Flow) -> None:
 def _shared(flow: Flow) -> None:
     stage = flow.stage
     prompts = _prompts(flow)
-    flow.collect(flow.send(stage.engines[WRITER], prompts))
-    flow.judge(prompts)
-    stage.look(flow.outcome)
-    if READER in stage.engines:
-        flow.collect(flow.send(stage.engines[READER], prompts))
-        flow.judge(prompts)
+    for engine in (WRITER, READER):
+        flow.collect(flow.send(flow.at(engine), _of(engine, prompts)))
+        flow.judge(_of(engine, prompts))
+        stage.look(flow.outcome)
     # And both at once: what one saves the other is looking up.
     both = _prompts(flow, stage.requests // 2, "-both")
-    sent = [s for n in (WRITER, READER) if n in stage.engines
-            for s in flow.send(stage.engines[n], _of(n, both))]  # fmt: skip
+    sent = [one for n in (WRITER, READER) for one in flow.send(flow.at(n), _of(n, both))]
     flow.collect(sent)
-    for name in (WRITER, READER):
-        flow.judge(_of(name, both))
+    for engine in (WRITER, READER):
+        flow.judge(_of(engine, both))
     _lacks_loads(flow)
 
 
@@ -249,13 +242,12 @@ def _aborts_store(flow: Flow) -> None:
         {"tokens": 4},
     ]
     aborts = {name: moments[i % len(moments)] for i, name in enumerate(names)}
-    for engine in (WRITER, READER):
-        if engine in stage.engines:
-            # Others are aborted there, so that some of those had been saved.
-            here = dict(list(aborts.items())[engine == READER :: 2])
-            flow.collect(flow.send(stage.engines[engine], prompts, aborts=here))
-            flow.judge(prompts)
-            stage.look(flow.outcome)
+    for index, engine in enumerate((WRITER, READER)):
+        # Others are aborted in the second one, which had been saved by the first.
+        here = {f"{name}-{engine}": aborts[name] for name in list(aborts)[index::2]}
+        flow.collect(flow.send(flow.at(engine), _of(engine, prompts), aborts=here))
+        flow.judge(_of(engine, prompts))
+        stage.look(flow.outcome)
     if not flow.outcome.loaded:
         flow.outcome.lacks = _NOTHING_LOADED
     if not flow.outcome.aborted:
@@ -265,24 +257,24 @@ def _aborts_store(flow: Flow) -> None:
 def _writer_killed(flow: Flow) -> None:
     stage = flow.stage
     prompts = _prompts(flow)
-    writing = flow.send(stage.engines[WRITER], prompts)
-    reading = flow.send(stage.engines[READER], _of(READER, prompts))
+    writing = flow.send(flow.at(WRITER), prompts)
+    reading = flow.send(flow.at(READER), _of(READER, prompts))
     flow.collect(writing[: len(writing) // 3])
     stage.drop(WRITER)
     flow.collect(writing)
     flow.collect(reading)
-    flow.judge(prompts)
+    interrupted = flow.gone & set(prompts)
+    flow.judge(prompts, but=interrupted)
     flow.judge(_of(READER, prompts))
     stage.look(flow.outcome)
-    killed_in_time = bool(flow.gone & set(prompts))
     if not stage.need([Part(WRITER, door="LLM"), Part(READER)], flow.outcome):
         return
     # It comes back, and finds what the other one has saved.
     back = _of(WRITER, prompts)
-    flow.collect(flow.send(stage.engines[WRITER], back))
+    flow.collect(flow.send(flow.at(WRITER), back))
     flow.judge(back)
     _lacks_loads(flow)
-    if not killed_in_time:
+    if not interrupted:
         flow.outcome.lacks = "every request had ended before the engine was killed"
 
 

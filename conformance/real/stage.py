@@ -19,7 +19,6 @@ from kvconform.scenario.deployment import ENGINES, Deployment, Topology, filled
 from kvconform.scenario.errors import HarnessError, UsageError
 
 _MARGIN = 10.0
-"""Seconds that blocks may take to come back, beyond the connector's own lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ class Stage:
         seed: of the traffic.
         requests: of a scene.
         aborts: of these.
+        margin: seconds that blocks may take to come back, beyond the connector's own lease.
 
     Attributes:
         engines: those that are up, by name.
@@ -64,6 +64,7 @@ class Stage:
         seed: int,
         requests: int,
         aborts: int,
+        margin: float = _MARGIN,
     ) -> None:
         self.deployment = deployment
         self.topology = topology
@@ -71,6 +72,7 @@ class Stage:
         self.seed = seed
         self.requests = requests
         self.aborts = aborts
+        self._patience = deployment.lease + margin
         self.engines: dict[str, EngineProcess] = {}
         self._folder = folder
         self._parts: dict[str, Part] = {}
@@ -79,7 +81,7 @@ class Stage:
         self._were_up: set[str] = set()
         self._service: subprocess.Popen[bytes] | None = None
         kept = folder / f"kept-{topology}"
-        kept.mkdir()
+        kept.mkdir(parents=True)
         self.values: dict[str, Any] = {
             "run_dir": str(kept),
             "run": f"e2e-{topology}",
@@ -185,7 +187,7 @@ class Stage:
         scene. Prefix caches are empty afterwards, so that the next scene's KV has to come from the
         connector.
         """
-        deadline = time.monotonic() + self.deployment.lease + _MARGIN
+        deadline = time.monotonic() + self._patience
         for name, engine in list(self.engines.items()):
             try:
                 left, loaded = self._settle(engine, deadline)
@@ -196,7 +198,7 @@ class Stage:
                 outcome.findings.append(Finding("hung", str(error)))
                 self.drop(name)
                 continue
-            outcome.loaded += loaded - self._loaded[name]
+            outcome.loaded += loaded - self._loaded.get(name, 0)
             self._loaded[name] = loaded
             if left:
                 outcome.left += left
@@ -218,7 +220,7 @@ class Stage:
             books = engine.books()
             return not books["unfinished"] and books["free"] == books["blocks"]
 
-        until(rests, max(1.0, deadline - time.monotonic()))
+        until(rests, deadline - time.monotonic())
         return books["blocks"] - books["free"], books["loaded"]
 
     def mourn(self, name: str, outcome: Outcome) -> None:
