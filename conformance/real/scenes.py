@@ -84,7 +84,8 @@ def _prove(flow: Flow, engine: str, name: str, mine: Tokens, other: Tokens,
     expected, own = flow.stage.plain.answers([mixed(other, mine, loaded), mine])
     answer = tuple(end["tokens"])
     if expected.tokens == own.tokens or not expected.is_clear:
-        return
+        return  # whatever it answers proves nothing
+    outcome.requests += 1
     if answer == expected.tokens:
         outcome.equal += 1
         return
@@ -105,7 +106,6 @@ def _wrong_prompt_pd(flow: Flow) -> None:
     for number in range(_PROOFS):
         mine, other = pair(flow.stage.seed, "wrong prompt", number)
         name = f"proof-{number}"
-        flow.outcome.requests += 1
         flow.collect(flow.prefill({name: other}))
         # The decode engine is told another prompt than the one that was prefilled.
         _prove(flow, DECODE, name, mine, other, flow.decode)
@@ -116,7 +116,6 @@ def _wrong_prompt_store(flow: Flow) -> None:
     stage = flow.stage
     mine = [pair(stage.seed, "wrong prompt", number)[0] for number in range(_PROOFS)]
     prompts = {f"proof-{number}": prompt for number, prompt in enumerate(mine)}
-    flow.outcome.requests += len(prompts)
     # One by one, here and there: no prompt is computed in parts, so that connectors which cannot
     # save parts show that they transfer; and what is not computed was loaded.
     for name, prompt in prompts.items():

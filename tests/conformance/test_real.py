@@ -12,7 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from kvconform.cli.main import main
-from kvconform.conformance.real.environment import BLOCK, LONGEST, require_kernels
+from kvconform.conformance.real.environment import (
+    BLOCK,
+    LONGEST,
+    require_kernels,
+    require_parts,
+)
 from kvconform.conformance.real.model import SWAP, VOCABULARY, make_model, swapped
 from kvconform.conformance.real.outcome import RULES, Finding, Outcome, as_data, exit_code
 from kvconform.conformance.real.plain import ANSWER, Answer
@@ -21,8 +26,12 @@ from kvconform.conformance.real.prompts import FAMILIES, mixed, pair, traffic
 from kvconform.conformance.real.run import FULL, SMALL, restricted, scenes
 from kvconform.conformance.real.scenes import SCENES
 from kvconform.conformance.rules import BY_ID
+from kvconform.connectors.targets.deployments import DEPLOYMENTS
 from kvconform.reports.real import table
+from kvconform.scenario.deployment import Deployment
 from kvconform.scenario.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # -- the model and the prompts --------------------------------------------------------------------
 
@@ -191,6 +200,24 @@ def test_waiting_ends() -> None:
     answers = iter([False, False, True])
     assert until(lambda: next(answers), 5.0, tick=0.0)
     assert not until(lambda: False, 0.01, tick=0.0)
+
+
+def test_what_a_target_stands_on_is_asked_for_by_name() -> None:
+    with pytest.raises(UsageError, match="install Debian's package nowhere9"):
+        require_parts(Deployment("x", "a:B", libraries={"libnowhere.so.9": "nowhere9"}))
+    with pytest.raises(UsageError, match="'no_such_module', which is not installed"):
+        require_parts(Deployment("x", "a:B", modules=("json", "no_such_module")))
+    require_parts(Deployment("x", "a:B", modules=("json",)))
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d.name)
+def test_kvc_fetches_what_a_known_target_stands_on(deployment: Deployment) -> None:
+    pins = ROOT / "requirements" / f"e2e-{deployment.name}.txt"
+    assert pins.exists() == bool(deployment.modules)
+    if pins.exists():
+        lines = [x for x in pins.read_text().splitlines() if not x.startswith("#")]
+        assert all(x.count("==") == 1 for x in lines)
+        assert len(lines) >= len(deployment.modules)
 
 
 # -- real engines ---------------------------------------------------------------------------------
