@@ -15,11 +15,15 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 _BOOKS = "kvc_books"
 _IDLE_SECONDS = 0.02
+NOBODY = -1
+"""The id of an error that is no order's."""
+
 _LOADED = "vllm:prompt_tokens_by_source"
 
 
@@ -174,6 +178,13 @@ def loaded() -> int:
     )
 
 
+def told(error: Exception) -> str:
+    """An exception, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f" ({f.name}, {os.path.basename(f.filename)} line {f.lineno})" for f in frames[-1:]]
+    return f"{type(error).__name__}: {error}{''.join(where)}"
+
+
 async def carry_out(door: Door, order: Mapping[str, Any]) -> Any:
     """One order's answer."""
     match order["do"]:
@@ -199,7 +210,7 @@ async def serve(out: Any) -> None:
         try:
             say(id=order["id"], answer=await carry_out(door, order))
         except Exception as error:
-            say(id=order["id"], error=f"{type(error).__name__}: {error}")
+            say(id=order["id"], error=told(error))
 
     def read() -> None:
         for line in sys.stdin:
@@ -210,7 +221,7 @@ async def serve(out: Any) -> None:
     try:
         door: Door = (Sync if made["door"] == "LLM" else Async)(made["options"])
     except Exception as error:
-        say(id=0, error=f"{type(error).__name__}: {error}")
+        say(id=0, error=told(error))
         return
     threading.Thread(target=read, daemon=True).start()
     say(id=0, answer="ready")
@@ -219,8 +230,12 @@ async def serve(out: Any) -> None:
         try:
             order = await asyncio.wait_for(orders.get(), _IDLE_SECONDS)
         except TimeoutError:
-            if isinstance(door, Sync):
-                door.idle()
+            try:
+                if isinstance(door, Sync):
+                    door.idle()
+            except Exception as error:
+                say(id=NOBODY, error=told(error))
+                return
             continue
         if order["do"] == "close":
             door.close()

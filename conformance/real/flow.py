@@ -127,9 +127,8 @@ class Flow:
     def _end(self, one: Sent) -> Ended | None:
         try:
             ended: Ended = one.future.result()[one.index]
-        except RaisedError as error:
-            self.outcome.findings.append(Finding("died", str(error), (one.name,)))
-            self.stage.drop(one.engine)
+        except RaisedError:
+            self.stage.mourn(one.engine, self.outcome)
             self.gone.add(one.name)
             return None
         except GoneError:

@@ -24,6 +24,8 @@ from typing import Any
 START_SECONDS = 300.0
 ANSWER_SECONDS = 60.0
 _CLOSE_SECONDS = 20.0
+_NEWS = "EngineDeadError"
+"""With it vLLM says that an engine core has died, and not of what."""
 
 
 class GoneError(Exception):
@@ -67,6 +69,7 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._number = 0
         self._gone = False
+        self._told = ""  # the last exception that its process told of
         with log.open("ab") as said:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "kvconform.conformance.real.child"],
@@ -75,8 +78,12 @@ class EngineProcess:
             )  # fmt: skip
         self._up: Future[Any] = Future()
         self._waiting[0] = self._up
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._write({"door": door, "options": dict(options)})
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def wait_until_up(self, seconds: float = START_SECONDS) -> None:
         """Block until it serves.
@@ -133,28 +140,33 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._reader.join(_CLOSE_SECONDS)
         self._end()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
 
     def last_words(self) -> str:
         """The exception that ended its engine core, with module and line; "": there was none."""
         with self.log.open("rb") as said:
             said.seek(self._log_from)
-            return last_exception(said.read().decode("utf-8", "replace"))
+            return last_exception(said.read().decode("utf-8", "replace")) or self._told
 
     # -- in the thread ----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._stdout:
             said = json.loads(line)
             with self._lock:
                 future = self._waiting.pop(said["id"], None)
+            if "error" in said and _NEWS not in said["error"]:
+                self._told = said["error"]
             if future is None:
                 continue
             if "error" in said:
                 future.set_exception(RaisedError(f"{self.name}: {said['error']}"))
             else:
                 future.set_result(said["answer"])
+        self._stdout.close()
         self._end()
 
     def _end(self) -> None:
@@ -166,10 +178,9 @@ class EngineProcess:
                 future.set_exception(GoneError(self.name))
 
     def _write(self, what: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(what) + "\n")
+            self._stdin.flush()
         except (BrokenPipeError, ValueError):
             self._end()
 

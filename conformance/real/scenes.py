@@ -17,7 +17,7 @@ from kvconform.conformance.real.flow import Flow, Sent
 from kvconform.conformance.real.model import swapped
 from kvconform.conformance.real.outcome import Finding
 from kvconform.conformance.real.plain import Tokens
-from kvconform.conformance.real.prompts import mixed, pair, traffic
+from kvconform.conformance.real.prompts import FAMILIES, mixed, pair, traffic
 from kvconform.conformance.real.stage import Part
 from kvconform.scenario.deployment import DECODE, PREFILL, READER, WRITER, Topology
 
@@ -55,7 +55,15 @@ def _prompts(flow: Flow, count: int | None = None, part: str = "") -> dict[str, 
     """So many prompts of this scene's traffic with clear answers, by request name."""
     label = f"{flow.outcome.scene} {part}"
     some = flow.stage.plain.clear(traffic(flow.stage.seed, label), count or flow.stage.requests)
-    return {f"{flow.outcome.scene}{part}-{i}": prompt for i, prompt in enumerate(some)}
+    name = flow.outcome.scene.replace(" ", "-")
+    return {f"{name}{part}-{i}": prompt for i, prompt in enumerate(some)}
+
+
+def _waves(prompts: Mapping[str, Tokens]) -> list[dict[str, Tokens]]:
+    """A prompt of each family first: what the others share with it is then found locally, and what
+    is loaded begins behind it."""
+    names = list(prompts)
+    return [{n: prompts[n] for n in some} for some in (names[:FAMILIES], names[FAMILIES:])]
 
 
 def _lacks_loads(flow: Flow) -> None:
@@ -132,7 +140,8 @@ def _wrong_prompt_store(flow: Flow) -> None:
 
 def _hand_over(flow: Flow) -> None:
     prompts = _prompts(flow)
-    flow.hand_over(prompts)
+    for wave in _waves(prompts):
+        flow.hand_over(wave)
     # Prompts that the decode engine has had before: it finds all of them locally.
     again = {f"{name}-again": prompt for name, prompt in islice(prompts.items(), 3)}
     flow.hand_over(again)
@@ -213,7 +222,8 @@ def _shared(flow: Flow) -> None:
     stage = flow.stage
     prompts = _prompts(flow)
     for engine in (WRITER, READER):
-        flow.collect(flow.send(flow.at(engine), _of(engine, prompts)))
+        for wave in _waves(_of(engine, prompts)):
+            flow.collect(flow.send(flow.at(engine), wave))
         flow.judge(_of(engine, prompts))
         stage.look(flow.outcome)
     # And both at once: what one saves the other is looking up.

@@ -176,7 +176,7 @@ class Stage:
             self.drop(name)
         if self._service is not None:
             self._service.kill()
-            self._service.wait()
+            self._service.communicate()
 
     # -- what a scene leaves ----------------------------------------------------------------------
 
@@ -202,10 +202,8 @@ class Stage:
             self._loaded[name] = loaded
             if left:
                 outcome.left += left
-                seconds = self.deployment.lease + _MARGIN
-                what = (
-                    f"{left} blocks of {name} are still held {seconds:.0f} s after the last request"
-                )
+                after = f"{self._patience:.0f} s after the last request"
+                what = f"{left} blocks of {name} are still held {after}"
                 outcome.findings.append(Finding("left", what))
                 self.drop(name)
             elif not engine.result(engine.ask("reset")):

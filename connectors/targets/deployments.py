@@ -60,7 +60,7 @@ DEPLOYMENTS: tuple[Deployment, ...] = (
         "nixl",
         f"{_V1}.nixl:NixlConnector",
         topologies=("pd",),
-        extra={"kv_lease_duration": 6},
+        extra={"kv_lease_duration": 15},
         config={"kv_buffer_device": "cpu"},
         env={
             "UCX_NET_DEVICES": "lo",
@@ -70,7 +70,7 @@ DEPLOYMENTS: tuple[Deployment, ...] = (
         },
         dialect=_DIALECT,
         modules=("nixl", "nixl_cu12"),
-        lease=10.0,
+        lease=20.0,
     ),
     Deployment(
         "mooncake",
@@ -79,7 +79,7 @@ DEPLOYMENTS: tuple[Deployment, ...] = (
         roles={PREFILL: "kv_producer", DECODE: "kv_consumer"},
         extra={"mooncake_protocol": "tcp"},
         env={
-            "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "5",
+            "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "10",
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": "{port}",
         },
         dialect={
@@ -97,7 +97,7 @@ DEPLOYMENTS: tuple[Deployment, ...] = (
         prepare="kvconform.connectors.targets.on_cpu:accelerator",
         modules=("mooncake", "uvicorn"),
         libraries={"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"},
-        lease=10.0,
+        lease=15.0,
         patience=120.0,
     ),
 )  # fmt: skip

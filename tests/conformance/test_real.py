@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from kvconform.cli.main import main
 from kvconform.conformance.real.environment import (
     BLOCK,
     LONGEST,
+    OPTIONS,
+    environment,
     require_kernels,
     require_parts,
 )
 from kvconform.conformance.real.model import SWAP, VOCABULARY, make_model, swapped
 from kvconform.conformance.real.outcome import RULES, Finding, Outcome, as_data, exit_code
 from kvconform.conformance.real.plain import ANSWER, Answer
-from kvconform.conformance.real.process import last_exception, until
+from kvconform.conformance.real.process import EngineProcess, GoneError, last_exception, until
 from kvconform.conformance.real.prompts import FAMILIES, mixed, pair, traffic
 from kvconform.conformance.real.run import FULL, SMALL, restricted, scenes
 from kvconform.conformance.real.scenes import SCENES
@@ -196,6 +199,23 @@ def test_the_last_words_of_an_engine_core_are_its_own_exception() -> None:
     assert last_exception(LOG.split("(EngineCore")[0]) == ""  # others log, and live on
 
 
+def test_a_process_that_ends_answers_nothing_any_more(tmp_path: Path) -> None:
+    # It finds no kvconform, and ends at once.
+    env = {"PATH": os.environ["PATH"], "PYTHONSAFEPATH": "1"}
+    engine = EngineProcess("first", "LLM", {}, env, tmp_path, tmp_path / "log")
+    try:
+        with pytest.raises(GoneError, match="first"):
+            engine.wait_until_up(60.0)
+        assert not engine.is_up
+        with pytest.raises(GoneError):
+            engine.books()
+        assert engine.last_words() == ""
+    finally:
+        engine.close()
+        engine.kill()  # once more does nothing
+    assert "kvconform" in (tmp_path / "log").read_text()
+
+
 def test_waiting_ends() -> None:
     answers = iter([False, False, True])
     assert until(lambda: next(answers), 5.0, tick=0.0)
@@ -245,9 +265,22 @@ def test_the_reference_connector_is_conformant(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
+def test_an_engine_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    options = {**OPTIONS, "model": "nowhere"}
+    engine = EngineProcess("first", "LLM", options, environment({}), tmp_path, tmp_path / "log")
+    try:
+        with pytest.raises(GoneError, match=r"first: \w+Error: "):
+            engine.wait_until_up()
+        assert " line " in engine.last_words()  # the exception, and where it was raised
+    finally:
+        engine.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
 def test_a_connector_that_reads_the_wrong_blocks_is_found(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    arguments = ["--small", "--topology", "pd", "--json", str(report)]
+    arguments = ["--small", "--topology", "store", "--json", str(report)]
     assert main(["e2e", "zoo:wrong-block", *arguments]) == 1
     kinds = {f["kind"] for one in json.loads(report.read_text())["scenes"] for f in one["findings"]}
     assert "unequal" in kinds
