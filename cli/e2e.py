@@ -36,9 +36,7 @@ def e2e(options: argparse.Namespace, line: list[str]) -> int:
     """
     deployment = _deployment(options)
     topologies = deployments.in_topology(deployment, options.topology)
-    if options.requests is not None and options.requests < 8:
-        raise UsageError(f"--requests must be at least 8, got {options.requests}.")
-    size = restricted(SMALL if options.small else FULL, options.requests)
+    size = restricted(SMALL if options.small else FULL, options.requests, options.scenes)
     require_vllm()
     from kvconform.engine.compat import vllm_version
 

@@ -110,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     )
     e2e.add_argument("--topology", choices=("pd", "store"), help="that one only")
     e2e.add_argument("--small", action="store_true", help="fewer scenes, of 16 requests each")
+    e2e.add_argument("--scenes", default="", help="these only, with commas (see docs/e2e.md)")
     e2e.add_argument("--requests", type=int, metavar="N", help="of a scene (default 50)")
     e2e.add_argument("--seed", type=int, default=1, help="of the traffic (default 1)")
     e2e.add_argument("--role", help="kv_role of a bare class")

@@ -13,16 +13,16 @@ from kvconform.conformance.verdict import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_K
 Verdict = Literal["pass", "fail", "inconclusive"]
 
 RULES = {
-    "unequal": "KVC-501",
-    "died": "KVC-010",
-    "left": "KVC-402",
-    "endless": "KVC-701",
-    "lost": "",
-    "refused": "",
     "killed": "",
     "hung": "",
+    "died": "KVC-010",
+    "unequal": "KVC-501",
+    "left": "KVC-402",
+    "endless": "KVC-701",
+    "refused": "",
+    "lost": "",
 }
-"""Kinds of findings, and the rule that `kvconform explain` has on each, where there is one."""
+"""Kinds of findings, causes before what follows from them, and the rule of each, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def as_data(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
             "lacks": o.lacks,
             "findings": [
                 {"kind": f.kind, "rule": f.rule, "what": f.what, "requests": list(f.requests)}
-                for f in o.findings
+                for f in sorted(o.findings, key=lambda f: list(RULES).index(f.kind))
             ],
         }
         for o in outcomes

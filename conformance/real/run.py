@@ -24,7 +24,7 @@ from kvconform.conformance.real.process import EngineProcess, GoneError, HungErr
 from kvconform.conformance.real.scenes import SCENES, Scene
 from kvconform.conformance.real.stage import Stage
 from kvconform.scenario.deployment import Deployment, Topology
-from kvconform.scenario.errors import HarnessError
+from kvconform.scenario.errors import HarnessError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,28 @@ class Size:
         requests: of a scene.
         aborts: of these.
         all_scenes: or those of the small run only.
+        only: names of scenes; empty: all of them.
     """
 
     requests: int = 50
     aborts: int = 10
     all_scenes: bool = True
+    only: tuple[str, ...] = ()
 
 
+_FEWEST = 8
 FULL = Size()
 SMALL = Size(16, 4, all_scenes=False)
 
 
 def scenes(topology: Topology, size: Size) -> list[Scene]:
     """The scenes of a topology, in their order: each finds the engines that the last one left."""
-    return [s for s in SCENES if s.topology == topology and (s.small or size.all_scenes)]
+    return [
+        scene
+        for scene in SCENES
+        if scene.topology == topology
+        and (scene.name in size.only if size.only else scene.small or size.all_scenes)
+    ]
 
 
 def play(
@@ -133,8 +141,20 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def restricted(size: Size, requests: int | None) -> Size:
-    """The size with another number of requests; a fifth of them is aborted."""
-    return (
-        size if requests is None else replace(size, requests=requests, aborts=max(4, requests // 5))
-    )
+def restricted(size: Size, requests: int | None, only: str = "") -> Size:
+    """The size with another number of requests, a fifth of which is aborted, and these scenes only.
+
+    Raises:
+        UsageError: there is no such scene, or too few requests for one.
+    """
+    names = tuple(filter(None, (name.strip() for name in only.split(","))))
+    known = list(dict.fromkeys(scene.name for scene in SCENES))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"There is no scene {name!r}; choose from {', '.join(known)}.")
+    size = replace(size, only=names)
+    if requests is None:
+        return size
+    if requests < _FEWEST:
+        raise UsageError(f"--requests must be at least {_FEWEST}, got {requests}.")
+    return replace(size, requests=requests, aborts=max(4, requests // 5))

@@ -17,8 +17,9 @@ from kvconform.conformance.real.flow import Flow, Sent
 from kvconform.conformance.real.model import swapped
 from kvconform.conformance.real.outcome import Finding
 from kvconform.conformance.real.plain import Tokens
+from kvconform.conformance.real.process import until
 from kvconform.conformance.real.prompts import FAMILIES, mixed, pair, traffic
-from kvconform.conformance.real.stage import Part
+from kvconform.conformance.real.stage import Part, is_idle
 from kvconform.scenario.deployment import DECODE, PREFILL, READER, WRITER, Topology
 
 _PROOFS = 3
@@ -26,6 +27,10 @@ _MOMENTS: tuple[Mapping[str, float], ...] = (
     {"seconds": 0.0}, {"tokens": 1}, {"seconds": 0.02}, {"tokens": 4},
 )  # fmt: skip
 """When clients go: so long after they have asked, or after so many tokens of the answer."""
+
+_LATE = 8
+_OTHERS = 60
+"""Requests that come late, and others, of more blocks than an engine has."""
 
 _NOTHING_LOADED = "vLLM counts no token that came through the connector"
 
@@ -168,6 +173,24 @@ def _aborts_pd(flow: Flow) -> None:
         flow.outcome.lacks = "every request had ended before it was aborted"
 
 
+def _late(flow: Flow) -> None:
+    stage = flow.stage
+    prompts = _prompts(flow, _LATE)
+    flow.collect(flow.prefill(prompts))
+    prefiller = flow.at(PREFILL)
+    if not until(lambda: is_idle(prefiller.books()), stage.patience):
+        stage.look(flow.outcome)  # it keeps them for longer than it should
+        return
+    # What was prefilled is overwritten; then the decode engine hears of it.
+    others = dict(enumerate(islice(traffic(stage.seed, "late others"), _OTHERS)))
+    flow.collect(flow.send(prefiller, {f"other-{i}": prompt for i, prompt in others.items()}))
+    flow.collect(flow.decode(prompts))
+    flow.judge(prompts)
+    stage.look(flow.outcome)
+    if not any(flow.route(name) for name in prompts):
+        flow.outcome.lacks = "no request was to load what was prefilled"
+
+
 def _prefiller_killed(flow: Flow) -> None:
     stage = flow.stage
     before = _prompts(flow, stage.requests // 2, "-before")
@@ -300,6 +323,9 @@ SCENES: tuple[Scene, ...] = (
     Scene("aborts", "pd",
           "some are aborted: while prefilled, between the engines, while loading, while decoded",
           _APART, _aborts_pd),
+    Scene("late", "pd",
+          "requests come to be decoded when the prefill engine has given their blocks to others",
+          _APART, _late, small=False),
     Scene("prefiller-killed", "pd",
           "the prefill engine is killed half-way; policy recompute",
           _APART, _prefiller_killed),

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,12 @@ from kvconform.conformance.real.process import EngineProcess, GoneError, HungErr
 from kvconform.scenario.deployment import ENGINES, Deployment, Topology, filled
 from kvconform.scenario.errors import HarnessError, UsageError
 
-_MARGIN = 10.0
+MARGIN = 10.0
+
+
+def is_idle(books: Mapping[str, int]) -> bool:
+    """No request is there, and no block is held."""
+    return not books["unfinished"] and books["free"] == books["blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Stage:
 
     Attributes:
         engines: those that are up, by name.
+        patience: seconds in which all blocks have to come back.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class Stage:
         seed: int,
         requests: int,
         aborts: int,
-        margin: float = _MARGIN,
+        margin: float = MARGIN,
     ) -> None:
         self.deployment = deployment
         self.topology = topology
@@ -72,7 +78,7 @@ class Stage:
         self.seed = seed
         self.requests = requests
         self.aborts = aborts
-        self._patience = deployment.lease + margin
+        self.patience = deployment.lease + margin
         self.engines: dict[str, EngineProcess] = {}
         self._folder = folder
         self._parts: dict[str, Part] = {}
@@ -187,7 +193,7 @@ class Stage:
         scene. Prefix caches are empty afterwards, so that the next scene's KV has to come from the
         connector.
         """
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience
         for name, engine in list(self.engines.items()):
             try:
                 left, loaded = self._settle(engine, deadline)
@@ -202,7 +208,7 @@ class Stage:
             self._loaded[name] = loaded
             if left:
                 outcome.left += left
-                after = f"{self._patience:.0f} s after the last request"
+                after = f"{self.patience:.0f} s after the last request"
                 what = f"{left} blocks of {name} are still held {after}"
                 outcome.findings.append(Finding("left", what))
                 self.drop(name)
@@ -216,7 +222,7 @@ class Stage:
         def rests() -> bool:
             nonlocal books
             books = engine.books()
-            return not books["unfinished"] and books["free"] == books["blocks"]
+            return is_idle(books)
 
         until(rests, deadline - time.monotonic())
         return books["blocks"] - books["free"], books["loaded"]

@@ -62,6 +62,7 @@ BAD_INPUT = [
     (["e2e", "example", "--extra", "no"], "--extra is not JSON"),
     (["e2e", "nixl", "--role", "kv_both"], "the roles of nixl are known"),
     (["e2e", "ascend", "--requests", "2"], "--requests must be at least 8"),
+    (["e2e", "ascend", "--scenes", "zzz"], "There is no scene 'zzz'; choose from wrong-prompt"),
     (["e2e", "zoo:finishes-twice"], "is no connector of its own"),
     (["e2e", "json:NoSuch"], "no class 'NoSuch'"),
     (["check", "missing.toml"], "Cannot read the target file missing.toml"),

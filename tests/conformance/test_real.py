@@ -179,6 +179,9 @@ def test_scenes_are_many_and_the_first_one_is_the_proof() -> None:
     assert len({(s.topology, s.name) for s in SCENES}) == len(SCENES)
     assert restricted(SMALL, 40).aborts == 8
     assert restricted(FULL, None) == FULL
+    late = restricted(SMALL, None, "late")
+    assert [s.name for s in scenes("pd", late)] == ["late"]
+    assert scenes("store", late) == []
 
 
 LOG = """\

@@ -14,6 +14,7 @@ from kvconform.conformance.real.scenes import SCENES, Scene
 from tests.conformance.paper import stage
 
 PLAIN_SCENES = [s for s in SCENES if s.name in ("hand-over", "aborts", "shared")]
+LATE = [s for s in SCENES if s.name == "late"]
 PROOFS = [s for s in SCENES if s.name == "wrong-prompt"]
 
 
@@ -34,7 +35,7 @@ def label(scene: Scene) -> str:
     return f"{scene.topology}-{scene.name}"
 
 
-@pytest.mark.parametrize("scene", [*PLAIN_SCENES, *PROOFS], ids=label)
+@pytest.mark.parametrize("scene", [*PLAIN_SCENES, *LATE, *PROOFS], ids=label)
 def test_right_engines_pass(scene: Scene, tmp_path: Path) -> None:
     outcome = played(scene, tmp_path)
     assert outcome.verdict == "pass", (outcome.findings, outcome.lacks)
@@ -58,6 +59,13 @@ def test_what_a_wrong_decode_engine_does_is_found(wrong: str, kind: str, tmp_pat
     outcome = played(scene, tmp_path, wrong)
     assert kind in {finding.kind for finding in outcome.findings}
     assert outcome.verdict == "fail"
+
+
+def test_what_was_read_too_late_is_found(tmp_path: Path) -> None:
+    (scene,) = LATE
+    outcome = played(scene, tmp_path, "mixes up")
+    assert {finding.kind for finding in outcome.findings} == {"unequal"}
+    assert len(outcome.findings[0].requests) == outcome.requests
 
 
 @pytest.mark.parametrize("scene", PROOFS, ids=label)
