@@ -188,12 +188,14 @@ class Flow:
             del self.ended[name]
             self.outcome.aborted += 1
 
-    def decode(self, prompts: Mapping[str, Tokens], aborts: Aborts | None = None) -> list[Sent]:
+    def decode(
+        self, prompts: Mapping[str, Tokens], aborts: Aborts | None = None, tokens: int = ANSWER
+    ) -> list[Sent]:
         """Send requests on that were prefilled, with the params that lead to their KV."""
         self.prefilled |= {n: self.ended.pop(n) for n in prompts if n in self.ended}
         self.gone -= set(prompts)
         params = {name: self.route(name) for name in prompts}
-        return self.send(self.at(DECODE), prompts, params=params, aborts=aborts)
+        return self.send(self.at(DECODE), prompts, params=params, tokens=tokens, aborts=aborts)
 
     def _values(self, name: str) -> dict[str, Any]:
         return {**self.stage.values, "transfer": name}

@@ -28,6 +28,9 @@ _MOMENTS: tuple[Mapping[str, float], ...] = (
 )  # fmt: skip
 """When clients go: so long after they have asked, or after so many tokens of the answer."""
 
+_LONG = 160
+"""Tokens of answers in the midst of which an engine is killed."""
+
 _LATE = 8
 _OTHERS = 60
 """Requests that come late, and others, of more blocks than an engine has."""
@@ -222,8 +225,10 @@ def _decoder_restarted(flow: Flow) -> None:
     before = _prompts(flow, stage.requests // 2, "-before")
     after = _prompts(flow, stage.requests - len(before), "-after")
     flow.collect(flow.prefill(before))
-    decoding = flow.decode(before)
-    flow.collect(decoding[:2])
+    decoder = flow.at(DECODE)
+    had = decoder.books()["loaded"]
+    decoding = flow.decode(before, tokens=_LONG)
+    until(lambda: decoder.books()["loaded"] > had, stage.deployment.patience)
     stage.drop(DECODE)
     flow.collect(decoding)
     lost = {name: p for name, p in before.items() if name in flow.gone}
@@ -289,7 +294,7 @@ def _aborts_store(flow: Flow) -> None:
 def _writer_killed(flow: Flow) -> None:
     stage = flow.stage
     prompts = _prompts(flow)
-    writing = flow.send(flow.at(WRITER), prompts)
+    writing = flow.send(flow.at(WRITER), prompts, tokens=_LONG)
     reading = flow.send(flow.at(READER), _of(READER, prompts))
     flow.collect(writing[: len(writing) // 3])
     stage.drop(WRITER)

@@ -95,6 +95,7 @@ def end(tokens: tuple[int, ...], reason: str, *, asked: bool = False, error: str
     ("ended", "may_fail", "counted", "kind"),
     [
         (end((1, 2, 3), "length"), False, "equal", ""),
+        (end((1, 2, 3, 9), "length"), False, "equal", ""),  # it was asked for more
         (end((1, 2), "abort", asked=True), False, "aborted", ""),
         (end((), "abort", asked=True), False, "aborted", ""),
         (end((), "error"), True, "failed", ""),
