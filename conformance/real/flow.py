@@ -28,6 +28,7 @@ class Sent:
         future: its end; of a batch, a list of ends.
         index: which of them.
         aborts: it is to be aborted.
+        queues: its batch waits for those before it, as of an ``LLM``.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Sent:
     future: Future[Any]
     index: int
     aborts: bool
+    queues: bool
 
 
 class Flow:
@@ -96,20 +98,22 @@ class Flow:
             }
             for name, prompt in prompts.items()
         ]
-        batches = [requests] if engine.door == "LLM" else [[request] for request in requests]
+        queues = engine.door == "LLM"
+        batches = [requests] if queues else [[request] for request in requests]
         sent = []
         for batch in batches:
             future = engine.ask("run", requests=batch)
             sent += [
-                Sent(r["name"], engine.name, future, i, r["name"] in aborts)
+                Sent(r["name"], engine.name, future, i, r["name"] in aborts, queues)
                 for i, r in enumerate(batch)
             ]
         return sent
 
     def collect(self, sent: Sequence[Sent]) -> dict[str, Ended]:
         """Wait until they have ended; who has not when the time is over is a finding."""
-        deadline = time.monotonic() + self.stage.deployment.patience
-        wait([one.future for one in sent], max(0.0, deadline - time.monotonic()))
+        batches = len({id(one.future) for one in sent if one.queues})
+        seconds = self.stage.deployment.patience * max(1, batches)
+        wait([one.future for one in sent], seconds)
         late: dict[str, list[str]] = {}
         found: dict[str, Ended] = {}
         for one in sent:
@@ -119,7 +123,7 @@ class Flow:
                 found[one.name] = ended
         self.ended |= found
         for engine, names in late.items():
-            what = f"no end after {self.stage.deployment.patience:.0f} s on {engine}"
+            what = f"no end after {seconds:.0f} s on {engine}"
             self.outcome.findings.append(Finding("endless", what, tuple(names)))
             self.stage.drop(engine)
         return found

@@ -232,7 +232,7 @@ def _decoder_restarted(flow: Flow) -> None:
     stage.drop(DECODE)
     flow.collect(decoding)
     lost = {name: p for name, p in before.items() if name in flow.gone}
-    if not stage.need([Part(PREFILL), Part(DECODE, door="LLM", policy="fail")], flow.outcome):
+    if not stage.need([Part(PREFILL), Part(DECODE, door="LLM")], flow.outcome):
         return
     # Their client tries again, under names of their own.
     again = {f"{name}-again": prompt for name, prompt in lost.items()} | after
@@ -335,12 +335,11 @@ SCENES: tuple[Scene, ...] = (
           "the prefill engine is killed half-way; policy recompute",
           _APART, _prefiller_killed),
     Scene("decoder-restarted", "pd",
-          "the decode engine is killed while it decodes, and comes back (as an LLM, policy fail)",
+          "the decode engine is killed while it decodes, and comes back (as an LLM)",
           _APART, _decoder_restarted, small=False),
     Scene("prefiller-killed-fail", "pd",
           "the prefill engine is killed half-way; policy fail",
-          (Part(PREFILL), Part(DECODE, door="LLM", policy="fail")), _prefiller_killed,
-          small=False),
+          (Part(PREFILL), Part(DECODE, policy="fail")), _prefiller_killed, small=False),
     Scene("wrong-prompt", "store",
           "an engine with other embeddings fills the store: who loads reads other prompts' KV",
           (Part(WRITER, door="LLM", model="swapped"), Part(READER)), _wrong_prompt_store),
