@@ -10,7 +10,6 @@ from pathlib import Path
 
 from kvconform import __version__
 from kvconform.cli.check import write_json
-from kvconform.conformance import static
 from kvconform.conformance.real.outcome import as_data, exit_code
 from kvconform.conformance.real.run import FULL, SMALL, play, restricted
 from kvconform.connectors.targets import deployments
@@ -73,6 +72,8 @@ def _deployment(options: argparse.Namespace) -> Deployment:
         target = with_flags(resolve(options.target), role=options.role, extra=options.extra)
         deployment = deployments.of(target)
         require_vllm()
+        from kvconform.conformance import static
+
         static.load(target)  # a sentence here is better than a traceback in an engine's log
         return deployment
     if options.role is not None:
