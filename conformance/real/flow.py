@@ -10,7 +10,12 @@ from typing import Any
 
 from kvconform.conformance.real.outcome import Finding, Outcome
 from kvconform.conformance.real.plain import ANSWER, Tokens
-from kvconform.conformance.real.process import EngineProcess, GoneError, RaisedError
+from kvconform.conformance.real.process import (
+    EngineProcess,
+    GoneError,
+    HungError,
+    RaisedError,
+)
 from kvconform.conformance.real.stage import Stage
 from kvconform.scenario.deployment import DECODE, PREFILL, filled
 
@@ -124,9 +129,21 @@ class Flow:
         self.ended |= found
         for engine, names in late.items():
             what = f"no end after {seconds:.0f} s on {engine}"
-            self.outcome.findings.append(Finding("endless", what, tuple(names)))
+            kind = "endless" if self._answers(engine) else "hung"
+            self.outcome.findings.append(Finding(kind, what, tuple(names)))
             self.stage.drop(engine)
         return found
+
+    def _answers(self, engine: str) -> bool:
+        """Whether an engine is alive: its requests do not end, and it says what it has."""
+        try:
+            if self.at(engine).door != "LLM":  # that says nothing while a batch runs
+                self.at(engine).books()
+        except HungError:
+            return False
+        except GoneError:
+            self.stage.mourn(engine, self.outcome)
+        return True
 
     def _end(self, one: Sent) -> Ended | None:
         try:

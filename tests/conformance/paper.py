@@ -14,7 +14,7 @@ from typing import Any
 
 from kvconform.conformance.real.model import swapped
 from kvconform.conformance.real.plain import Plain
-from kvconform.conformance.real.process import GoneError
+from kvconform.conformance.real.process import GoneError, HungError
 from kvconform.conformance.real.prompts import mixed
 from kvconform.conformance.real.stage import Stage
 from kvconform.scenario.deployment import Deployment, Topology
@@ -60,7 +60,7 @@ class Paper:
             future.set_exception(GoneError(self.name))
         elif do == "reset":
             future.set_result(True)
-        elif self.wrong != "never ends":
+        elif self.wrong not in ("never ends", "hangs"):
             future.set_result([self._run(request) for request in requests])
         return future
 
@@ -68,6 +68,8 @@ class Paper:
         return future.result(seconds)
 
     def books(self) -> dict[str, int]:
+        if self.wrong == "hangs":
+            raise HungError(self.name)
         if self._dead:
             raise GoneError(self.name)
         free = 10 - self._held

@@ -50,6 +50,7 @@ def test_right_engines_pass(scene: Scene, tmp_path: Path) -> None:
         ("mixes up", "unequal"),
         ("keeps a block", "left"),
         ("never ends", "endless"),
+        ("hangs", "hung"),
         ("dies", "died"),
         ("refuses", "refused"),
     ],
