@@ -14,8 +14,8 @@ _MARK = {"pass": "pass", "fail": "FAIL", "inconclusive": "inconclusive"}
 
 LEGEND = (
     "loaded: prompt tokens that came through the connector, by vLLM's own count · equal: requests "
-    "that ended with the answer that they should have · left: blocks that no request holds and the "
-    "scheduler has not got back"
+    "that ended with the answer that they should have · lost: with an engine that was killed · "
+    "left: blocks that no request holds and the scheduler has not got back"
 )
 
 
@@ -56,5 +56,5 @@ def table(title: str, outcomes: Sequence[Mapping[str, Any]], vllm: str) -> str:
 
 def _requests(one: Mapping[str, Any]) -> str:
     """``50, 10 aborted``."""
-    also = [f"{one[key]} {key}" for key in ("aborted", "failed") if one[key]]
+    also = [f"{one[key]} {key}" for key in ("aborted", "failed", "lost") if one[key]]
     return ", ".join([str(one["requests"]), *also])

@@ -206,8 +206,7 @@ class Flow:
         self.collect(prefilling)
         self.collect(decoding)
         for name in set(lost) & set(self.ended):
-            del self.ended[name]
-            self.outcome.aborted += 1
+            self.ended[name] |= {"reason": "abort", "asked_to_abort": True}
 
     def decode(
         self, prompts: Mapping[str, Tokens], aborts: Aborts | None = None, tokens: int = ANSWER
@@ -231,8 +230,7 @@ class Flow:
         Args:
             prompts: of the requests that are judged, by name.
             may_fail: failed loads end requests (policy ``fail``).
-            but: those that need not have ended, for the scene has killed their engine, or their
-                client never waited.
+            but: those that need not have ended, for the scene has killed their engine.
         """
         self.outcome.requests += len(prompts)
         answers = dict(zip(prompts, self.stage.plain.answers(prompts.values()), strict=True))
@@ -240,6 +238,7 @@ class Flow:
         self.outcome.judge(began, answers, counts=False)
         ended = {name: self.ended[name] for name in prompts if name in self.ended}
         self.outcome.judge(ended, answers, may_fail=may_fail)
+        self.outcome.lost += len(set(but) & set(prompts) - set(ended))
         lost = [name for name in prompts if name not in {*ended, *but}]
         late = {name for finding in self.outcome.findings for name in finding.requests}
         if lost and not set(lost) <= late:

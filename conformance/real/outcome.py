@@ -57,6 +57,7 @@ class Outcome:
         loaded: prompt tokens that came through the connector, by vLLM's count.
         equal: requests that ended with the answer that they should have.
         failed: requests that ended with an error that the failure policy allows.
+        lost: requests whose engine the scene has killed.
         left: blocks that stayed behind, over all engines.
         seconds: that it took.
         findings: see there.
@@ -70,6 +71,7 @@ class Outcome:
     loaded: int = 0
     equal: int = 0
     failed: int = 0
+    lost: int = 0
     left: int = 0
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
@@ -146,6 +148,7 @@ def as_data(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
             "loaded": o.loaded,
             "equal": o.equal,
             "failed": o.failed,
+            "lost": o.lost,
             "left": o.left,
             "seconds": round(o.seconds, 1),
             "verdict": o.verdict,

@@ -170,7 +170,7 @@ def _aborts_pd(flow: Flow) -> None:
             **{name: {"tokens": 3} for name in decoding},
         },
     )
-    flow.judge(prompts, but=between)
+    flow.judge(prompts)
     _lacks_loads(flow)
     if not flow.outcome.aborted:
         flow.outcome.lacks = "every request had ended before it was aborted"

@@ -41,6 +41,7 @@ def test_right_engines_pass(scene: Scene, tmp_path: Path) -> None:
     assert outcome.verdict == "pass", (outcome.findings, outcome.lacks)
     assert outcome.loaded
     assert outcome.equal + outcome.aborted == outcome.requests
+    assert not outcome.lost
     assert bool(outcome.aborted) == (scene.name == "aborts")
 
 
