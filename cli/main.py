@@ -99,6 +99,25 @@ def parser() -> argparse.ArgumentParser:
         "--file", default="known.toml", help="the file (default known.toml); made if need be"
     )
 
+    e2e = commands.add_parser(
+        "e2e",
+        help="play scenes on real engines",
+        description="Start real vLLM engines on the CPU, each in a process of its own, and compare "
+        "every answer with that of an engine without a connector.",
+    )
+    e2e.add_argument(
+        "target", metavar="TARGET", help="ascend, nixl, mooncake, example, or as for check"
+    )
+    e2e.add_argument("--topology", choices=("pd", "store"), help="that one only")
+    e2e.add_argument("--small", action="store_true", help="fewer scenes, of 16 requests each")
+    e2e.add_argument("--scenes", default="", help="these only, with commas (see docs/e2e.md)")
+    e2e.add_argument("--requests", type=int, metavar="N", help="of a scene (default 50)")
+    e2e.add_argument("--seed", type=int, default=1, help="of the traffic (default 1)")
+    e2e.add_argument("--role", help="kv_role of a bare class")
+    e2e.add_argument("--extra", help="more kv_connector_extra_config, as JSON")
+    e2e.add_argument("--logs", metavar="DIR", help="keep the engines' logs in this folder")
+    e2e.add_argument("--json", metavar="FILE", help="write a report; '-' for standard output")
+
     matrix = commands.add_parser("matrix", help="check on every vLLM release; one table")
     matrix.add_argument("targets", nargs="*", metavar="TARGET", help="as for check")
     matrix.add_argument("--all", action="store_true", help="all known targets but the zoo")
@@ -209,6 +228,10 @@ def _command(options: argparse.Namespace, line: list[str]) -> int:
             from kvconform.cli.check import check
 
             return check(options, line)
+        case "e2e":
+            from kvconform.cli.e2e import e2e
+
+            return e2e(options, line)
         case "matrix":
             from kvconform.cli.matrix import matrix
 

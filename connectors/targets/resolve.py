@@ -87,21 +87,30 @@ def with_flags(
     if role is not None:
         changes["role"] = role
     if extra is not None:
-        try:
-            parsed = json.loads(extra)
-        except json.JSONDecodeError as error:
-            raise UsageError(
-                f"--extra is not JSON: {error.msg} in column {error.colno}; it looks like "
-                """--extra '{"key": "value"}'."""
-            ) from None
-        if not isinstance(parsed, dict):
-            raise UsageError(f"--extra must be a JSON object, got {extra}.")
-        changes["extra"] = {**target.extra, **parsed}
+        changes["extra"] = {**target.extra, **json_object(extra)}
     if tolerant:
         changes["tolerant"] = tuple(filter(None, (r.strip().upper() for r in tolerant.split(","))))
     if world is not None:
         changes["world"] = world
     return checked(dataclasses.replace(target, **changes), "--role")
+
+
+def json_object(extra: str) -> dict[str, Any]:
+    """What ``--extra`` says.
+
+    Raises:
+        UsageError: it is no JSON object.
+    """
+    try:
+        parsed = json.loads(extra)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"--extra is not JSON: {error.msg} in column {error.colno}; it looks like "
+            """--extra '{"key": "value"}'."""
+        ) from None
+    if not isinstance(parsed, dict):
+        raise UsageError(f"--extra must be a JSON object, got {extra}.")
+    return parsed
 
 
 def checked(target: Target, where: str) -> Target:

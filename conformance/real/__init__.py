@@ -1,0 +1,1 @@
+"""The target on real engines: vLLM processes on the CPU that prefill, decode, and share a store."""
