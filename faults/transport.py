@@ -258,7 +258,9 @@ class TransportWorld(World):
         ranks = range(engine.shape.ranks) if damage.rank is None else (damage.rank,)
         transport.inner.store.pin(_HARNESS, (key,))
         for rank in ranks:
-            rot(transport.inner.store.read(_HARNESS, key, rank) or ())
+            shard = transport.inner.store.read(_HARNESS, key, rank)
+            if shard is not None:
+                rot(shard)
         transport.inner.store.unpin(_HARNESS)
         engine.trace.emit(Event(Kind.CORRUPTED, engine.index, engine.step_number))
 
