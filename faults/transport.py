@@ -373,7 +373,7 @@ class TransportWorld(World):
         if transfer.direction == "save":
             saved = [transfer.block_ids[i] for i in kept]
             unwritten = engine.memory.unwritten(transport.rank, saved)
-        source, gone = transfer.source, False
+        source, gone, broken = transfer.source, False, engine.device.failures
         if source is not None:
             reached = self.reaches(transport, source)
             gone = reached and self._offer_is_stale(source, transport.rank)
@@ -392,6 +392,8 @@ class TransportWorld(World):
             )
         )
         failed.update(outcome.failed_block_ids)
+        if engine.device.failures != broken:
+            given |= failed
         if not compat.REPORTS_FAILED_LOADS:  # it would, if anybody asked
             self._engine(transport).memory.failed(failed)
         transport.done.append(replace(outcome, failed_block_ids=tuple(sorted(failed))))

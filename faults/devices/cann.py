@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvconform.faults.devices import build
+from kvconform.scenario.actions import Streams
 from kvconform.scenario.errors import UsageError
 
-DEVICES = 16
+DEVICES = 32
 """How many there are. Device 0 is nobody's: it is what a thread gets that has set none."""
-
-Streams = Literal["compute", "copy", "any"]
-"""The compute stream of a device, all others, or all."""
 
 _STREAMS = {"compute": 1, "copy": 2, "any": 3}
 
@@ -41,9 +39,6 @@ _WRONG: dict[int, tuple[Wrong, str]] = {
     ),
     6: ("foreign-device", "a thread used {device}, and had set {set}"),
 }
-
-UNFILLED = 0x2FEEDCAB2FEEDCAB
-"""The words of host memory that a copy is to fill and has not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +134,7 @@ class Cann:
         self._complaints = ctypes.c_int64.in_dll(runtime, "sim_complaints")
         self._copies = ctypes.c_int64.in_dll(runtime, "sim_copies")
         self._deferred = ctypes.c_int64.in_dll(runtime, "sim_deferred")
+        self._failures = ctypes.c_int64.in_dll(runtime, "sim_failures")
         self._calls: dict[int, Callable[[], None]] = {}
         self._called = _Call(self._called_back)
         self._next = 0
@@ -152,6 +148,11 @@ class Cann:
     def deferred(self) -> int:
         """Of these, those that did not run at once."""
         return self._deferred.value
+
+    @property
+    def failures(self) -> int:
+        """Those that failed, or will when they run, because they were told to."""
+        return self._failures.value
 
     def compute(self, stream: Any) -> None:
         """This stream of ``torch.npu`` is its device's compute stream."""

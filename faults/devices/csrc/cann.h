@@ -18,7 +18,7 @@ enum {
     COPY_FAILED = 507899,
 };
 
-enum { DEVICES = 16 };
+enum { DEVICES = 32 };
 
 /* What was done wrong, for the driver to tell. */
 enum { FREED = 1, FREED_IN_FLIGHT, OUT_OF_RANGE, PAGEABLE, CHANGED, FOREIGN_DEVICE };

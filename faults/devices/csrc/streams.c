@@ -59,6 +59,7 @@ static struct { int left, when; } failing[DEVICES];
 
 int64_t sim_copies;   /* asked for */
 int64_t sim_deferred; /* of them, those that did not run at once */
+int64_t sim_failures; /* and those that failed, as they had been told to */
 
 static Stream *make(int device, int others) {
     static int ids;
@@ -241,6 +242,7 @@ static int check_copy(const Stream *s, void *to, size_t room, const void *from, 
 static int asked_to_fail(int device, int when) {
     if (failing[device].left <= 0 || failing[device].when != when) return 0;
     failing[device].left--;
+    sim_failures++;
     return 1;
 }
 
