@@ -51,7 +51,7 @@ class SimulatedAscend(Device):
         self._engines, self._ranks = engines, ranks
         self._cann.reset()
         self._npu.set_device(_NOBODY)
-        self._cann.use(1, engines * MOST_RANKS)
+        self._cann.use(1, cann.DEVICES - 1)
 
     def end(self) -> None:
         self._cann.reset()
