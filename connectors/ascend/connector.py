@@ -23,10 +23,10 @@ from vllm.distributed.parallel_state import (
 )
 
 from kvconform.connectors.ascend.carrier import AS_STATISTICS, STATISTICS, ReportAsStats
-from kvconform.connectors.ascend.device import CpuDevice, Device
 from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS, SupportsHMA
 from kvconform.connectors.ascend.metadata import StepJobs, WorkerReport
-from kvconform.connectors.ascend.npu import NpuDevice, has_npu
+from kvconform.connectors.ascend.npu import NpuDevice
+from kvconform.connectors.ascend.rank import RankDevice
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.statistics import TransferStats
@@ -92,9 +92,7 @@ class AscendConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = self.scheduler_half_class(settings, transport)
         else:
-            device: Device = CpuDevice()
-            if has_npu():
-                device = self.npu_device_class(settings.staging_blocks)
+            device = RankDevice(self.npu_device_class, settings.staging_blocks)
             self._worker = self.worker_half_class(settings, transport, device, rank)
 
     @property

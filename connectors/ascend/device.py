@@ -19,12 +19,11 @@ class Device(Protocol):
 
     ``read`` and ``write`` may be called in any thread, and are done when they return: the host may
     use what was read, and a forward launched afterwards sees what was written.
-
-    Attributes:
-        takes_time: copies wait for forwards: make them in a thread that may wait.
     """
 
-    takes_time: bool
+    @property
+    def takes_time(self) -> bool:
+        """Copies wait for forwards: make them in a thread that may wait."""
 
     def register_kv_caches(self, kv_caches: Mapping[str, KVCache], num_blocks: int | None) -> None:
         """Take the tensors of all layers, in the thread that launches the forwards.

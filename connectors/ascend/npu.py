@@ -18,7 +18,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,10 +30,83 @@ from kvconform.connectors.ascend.store import Shard
 _TO_DEVICE, _TO_HOST = 0, 1  # directions of vllm-ascend's batched copy
 
 
-def has_npu() -> bool:
-    """Whether this process has one."""
-    npu = getattr(torch, "npu", None)
-    return npu is not None and bool(npu.is_available())
+class Buffer:
+    """Pinned host memory for some blocks.
+
+    Args:
+        npu: ``torch.npu``.
+        planes: the device's KV.
+        blocks: how many fit.
+
+    Attributes:
+        memory: ``[blocks, block_bytes]``.
+        pieces: the same by block and plane.
+        done: the device is done with the memory.
+    """
+
+    def __init__(self, npu: Any, planes: Planes, blocks: int) -> None:
+        self.memory = self._allocate(blocks, planes.block_bytes)
+        self.pieces = [
+            [
+                row[offset : offset + plane.size]
+                for offset, plane in zip(planes.offsets, planes.planes, strict=True)
+            ]
+            for row in self.memory
+        ]
+        self.done = npu.Event()
+
+    def _allocate(self, blocks: int, block_bytes: int) -> torch.Tensor:
+        # From and to other memory, a copy makes the host wait for all that is before it.
+        size = (blocks, block_bytes)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def fill(self, shards: Sequence[Shard]) -> None:
+        """Put these into the first rows."""
+        for row, shard in zip(self.memory, shards, strict=False):
+            row.copy_(shard)
+
+
+class Lane:
+    """Copies of one direction.
+
+    Args:
+        npu: ``torch.npu``; the current device is the one of ``planes``.
+        planes: the device's KV.
+        staging_blocks: blocks that fit in a buffer.
+
+    Attributes:
+        stream: on which the copies run, one after another.
+        lock: held by the thread that copies.
+    """
+
+    buffer_class: ClassVar[type[Buffer]] = Buffer
+
+    def __init__(self, npu: Any, planes: Planes, staging_blocks: int) -> None:
+        self.stream = npu.Stream()
+        self.lock = threading.Lock()
+        self._planes = planes
+        # vllm-ascend's copy of many pieces in one call, where it is there.
+        batch = getattr(torch.ops._C_ascend, "swap_blocks_batch", None)
+        self._copy = functools.partial(_batched, batch) if batch else _piece_by_piece
+        self._buffers = itertools.cycle(
+            [self.buffer_class(npu, planes, staging_blocks) for _ in range(2)]
+        )
+
+    def next_buffer(self) -> Buffer:
+        """The buffer whose turn it is; the device is done with it."""
+        buffer = next(self._buffers)
+        buffer.done.synchronize()
+        return buffer
+
+    def copy(self, block_ids: Sequence[int], buffer: Buffer, direction: int) -> None:
+        """Launch the copies of these blocks from or to the first rows of ``buffer``."""
+        self._copy(self._planes, block_ids, buffer, direction)
+        buffer.done.record(self.stream)
+
+    def take(self, buffer: Buffer, count: int) -> list[Shard]:
+        """What the device has put into the first rows, in memory of its own."""
+        buffer.done.synchronize()
+        return [row.clone() for row in buffer.memory[:count]]
 
 
 class NpuDevice:
@@ -44,6 +117,7 @@ class NpuDevice:
     """
 
     takes_time = True
+    lane_class: ClassVar[type[Lane]] = Lane
 
     def __init__(self, staging_blocks: int) -> None:
         self._npu: Any = vars(torch)["npu"]  # torch_npu puts it there
@@ -56,10 +130,9 @@ class NpuDevice:
         # Other threads begin with device 0, and with streams of their own.
         self._index = self._npu.current_device()
         self._compute = self._npu.current_stream()
-        self._reads, self._writes = (self._make_lane() for _ in range(2))
-
-    def _make_lane(self) -> Lane:
-        return Lane(self._npu, self._planes, self._staging_blocks)
+        self._reads, self._writes = (
+            self.lane_class(self._npu, self._planes, self._staging_blocks) for _ in range(2)
+        )
 
     @property
     def block_bytes(self) -> int:
@@ -108,87 +181,27 @@ class NpuDevice:
     @contextlib.contextmanager
     def _on(self, lane: Lane, after: Mark | None) -> Iterator[Lane]:
         """Copies on a lane, from waiting for the forwards to the last byte."""
-        with lane.lock, self._npu.device(self._index), self._npu.stream(lane.stream):
-            # A save would read a block that is still being computed, and the forward of a block's
-            # former owner overwrite what is loaded.
-            lane.stream.wait_event(self.mark() if after is None else after)
+        with lane.lock, self._current(lane):
+            self._follow(lane, self.mark() if after is None else after)
             try:
                 yield lane
             finally:  # whatever has been launched: its memory is given back now
-                lane.stream.synchronize()
+                self._finish(lane)
 
+    @contextlib.contextmanager
+    def _current(self, lane: Lane) -> Iterator[None]:
+        """This thread uses the device, and launches on the lane."""
+        with self._npu.device(self._index), self._npu.stream(lane.stream):
+            yield
 
-class Lane:
-    """Copies of one direction.
+    def _follow(self, lane: Lane, after: Mark) -> None:
+        """Else a save reads a block before its forward has written it, and a load is overwritten by
+        the forward of the block's former owner."""
+        lane.stream.wait_event(after)
 
-    Args:
-        npu: ``torch.npu``; the current device is the one of ``planes``.
-        planes: the device's KV.
-        staging_blocks: blocks that fit in a buffer.
-
-    Attributes:
-        stream: on which the copies run, one after another.
-        lock: held by the thread that copies.
-    """
-
-    def __init__(self, npu: Any, planes: Planes, staging_blocks: int) -> None:
-        self.stream = npu.Stream()
-        self.lock = threading.Lock()
-        self._planes = planes
-        # vllm-ascend's copy of many pieces in one call, where it is there.
-        batch = getattr(torch.ops._C_ascend, "swap_blocks_batch", None)
-        self._copy = functools.partial(_batched, batch) if batch else _piece_by_piece
-        self._buffers = itertools.cycle([Buffer(npu, planes, staging_blocks) for _ in range(2)])
-
-    def next_buffer(self) -> Buffer:
-        """The buffer whose turn it is; the device is done with it."""
-        buffer = next(self._buffers)
-        buffer.done.synchronize()
-        return buffer
-
-    def copy(self, block_ids: Sequence[int], buffer: Buffer, direction: int) -> None:
-        """Launch the copies of these blocks from or to the first rows of ``buffer``."""
-        self._copy(self._planes, block_ids, buffer, direction)
-        buffer.done.record(self.stream)
-
-    def take(self, buffer: Buffer, count: int) -> list[Shard]:
-        """What the device has put into the first rows, in memory of its own."""
-        buffer.done.synchronize()
-        return [row.clone() for row in buffer.memory[:count]]
-
-
-class Buffer:
-    """Pinned host memory for some blocks.
-
-    Args:
-        npu: ``torch.npu``.
-        planes: the device's KV.
-        blocks: how many fit.
-
-    Attributes:
-        memory: ``[blocks, block_bytes]``.
-        pieces: the same by block and plane.
-        done: the device is done with the memory.
-    """
-
-    def __init__(self, npu: Any, planes: Planes, blocks: int) -> None:
-        # A copy from or to other memory would block the host, and make it wait for the lane.
-        self.memory = torch.empty(
-            (blocks, planes.block_bytes), dtype=torch.uint8, device="cpu", pin_memory=True
-        )
-        self.pieces = [
-            [
-                row[offset : offset + plane.size]
-                for offset, plane in zip(planes.offsets, planes.planes, strict=True)
-            ]
-            for row in self.memory
-        ]
-        self.done = npu.Event()
-
-    def fill(self, shards: Sequence[Shard]) -> None:
-        """Put these into the first rows."""
-        for row, shard in zip(self.memory, shards, strict=False):
-            row.copy_(shard)
+    def _finish(self, lane: Lane) -> None:
+        """Wait for the lane."""
+        lane.stream.synchronize()
 
 
 def _batched(

@@ -80,8 +80,7 @@ class Planes:
     def __init__(self, kv_caches: Mapping[str, KVCache], num_blocks: int | None) -> None:
         found = [
             plane
-            for name, cache in kv_caches.items()
-            for tensor in ([cache] if isinstance(cache, torch.Tensor) else cache)
+            for name, tensor in named_tensors(kv_caches)
             for by_block in _by_block(name, tensor, num_blocks)
             for plane in Plane.of(by_block)
         ]
@@ -171,6 +170,13 @@ class _Window:
 
     def _rows(self, addresses: Addresses) -> Addresses:
         return (addresses[:, self._columns] - self._first) // self._step
+
+
+def named_tensors(kv_caches: Mapping[str, KVCache]) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors, with the names of their layers."""
+    for name, cache in kv_caches.items():
+        for tensor in [cache] if isinstance(cache, torch.Tensor) else cache:
+            yield name, tensor
 
 
 def _by_block(name: str, tensor: torch.Tensor, num_blocks: int | None) -> Sequence[torch.Tensor]:
