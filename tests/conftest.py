@@ -7,10 +7,11 @@ import pytest
 from kvconform.engine.installed import require_vllm
 from kvconform.faults.devices import cann
 
+if cann.missing() is None:
+    cann.load()  # vLLM finds torch_npu, and imports it, which without CANN fails
+
 
 @pytest.fixture(scope="session", autouse=True)
 def vllm() -> None:
     """The collector would walk vLLM's million objects again and again: half of the time."""
-    if cann.missing() is None:
-        cann.load()  # vLLM finds torch_npu, and imports it, which without CANN fails
     require_vllm()

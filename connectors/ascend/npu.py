@@ -27,7 +27,8 @@ from kvconform.connectors.ascend.device import Mark, check_sizes
 from kvconform.connectors.ascend.planes import KVCache, Planes
 from kvconform.connectors.ascend.store import Shard
 
-_TO_DEVICE, _TO_HOST = 0, 1  # directions of vllm-ascend's batched copy
+TO_DEVICE, TO_HOST = 0, 1
+"""Directions, as vllm-ascend's batched copy knows them."""
 
 
 class Buffer:
@@ -87,7 +88,7 @@ class Lane:
         self._planes = planes
         # vllm-ascend's copy of many pieces in one call, where it is there.
         batch = getattr(torch.ops._C_ascend, "swap_blocks_batch", None)
-        self._copy = functools.partial(_batched, batch) if batch else _piece_by_piece
+        self._copy = functools.partial(copy_batched, batch) if batch else _piece_by_piece
         self._buffers = itertools.cycle(
             [self.buffer_class(npu, planes, staging_blocks) for _ in range(2)]
         )
@@ -158,7 +159,7 @@ class NpuDevice:
             filled: tuple[Buffer, int] | None = None
             for part in _parts(block_ids, self._staging_blocks):
                 buffer = lane.next_buffer()
-                lane.copy(part, buffer, _TO_HOST)
+                lane.copy(part, buffer, TO_HOST)
                 if filled is not None:  # while the device fills the other one
                     shards += lane.take(*filled)
                 filled = buffer, len(part)
@@ -176,7 +177,7 @@ class NpuDevice:
             for part in _parts(block_ids, self._staging_blocks):
                 buffer = lane.next_buffer()
                 buffer.fill(list(itertools.islice(left, len(part))))
-                lane.copy(part, buffer, _TO_DEVICE)
+                lane.copy(part, buffer, TO_DEVICE)
 
     @contextlib.contextmanager
     def _on(self, lane: Lane, after: Mark | None) -> Iterator[Lane]:
@@ -204,15 +205,16 @@ class NpuDevice:
         lane.stream.synchronize()
 
 
-def _batched(
+def copy_batched(
     batch: Any, planes: Planes, block_ids: Sequence[int], buffer: Buffer, direction: int
 ) -> None:
+    """Launch copies with one call of ``batch(sources, targets, sizes, direction)``, in bytes."""
     count = len(block_ids)
     there = torch.from_numpy(planes.addresses(block_ids).reshape(-1))
     rows = buffer.memory.data_ptr() + planes.block_bytes * np.arange(count)
     here = torch.from_numpy((rows[:, None] + planes.offsets).reshape(-1))
     sizes = torch.from_numpy(np.tile(planes.sizes, count))
-    source, target = (there, here) if direction == _TO_HOST else (here, there)
+    source, target = (there, here) if direction == TO_HOST else (here, there)
     batch(source, target, sizes, direction)
 
 
@@ -222,7 +224,7 @@ def _piece_by_piece(
     for block_id, pieces in zip(block_ids, buffer.pieces, strict=False):
         for plane, here in zip(planes.planes, pieces, strict=True):
             there = plane.blocks[block_id]
-            source, target = (there, here) if direction == _TO_HOST else (here, there)
+            source, target = (there, here) if direction == TO_HOST else (here, there)
             target.copy_(source, non_blocking=True)
 
 

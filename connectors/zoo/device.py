@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from kvconform.connectors.ascend.connector import AscendConnector
 from kvconform.connectors.ascend.device import Mark
-from kvconform.connectors.ascend.npu import Buffer, Lane, NpuDevice
+from kvconform.connectors.ascend.npu import TO_HOST, Buffer, Lane, NpuDevice, copy_batched
 from kvconform.connectors.ascend.store import Shard
 
 
@@ -98,14 +99,31 @@ class _Borrowed(Buffer):
 
     def _allocate(self, blocks: int, block_bytes: int) -> torch.Tensor:
         self._address, size = ctypes.c_void_p(), blocks * block_bytes
-        self._cann = ctypes.CDLL("libascendcl.so")
-        self._cann.aclrtMallocHost(ctypes.byref(self._address), ctypes.c_size_t(size))
+        _cann().aclrtMallocHost(ctypes.byref(self._address), ctypes.c_size_t(size))
         assert self._address.value
         memory = (ctypes.c_uint8 * size).from_address(self._address.value)
         return torch.frombuffer(memory, dtype=torch.uint8).view(blocks, block_bytes)
 
     def give_back(self) -> None:
-        self._cann.aclrtFreeHost(self._address)
+        _cann().aclrtFreeHost(self._address)
+
+
+def _cann() -> ctypes.CDLL:
+    return ctypes.CDLL("libascendcl.so")
+
+
+def launch_copies(
+    sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, direction: int
+) -> None:
+    """What vllm-ascend's batched copy does, by CANN's own call; torch does not hear of it."""
+    stream = ctypes.c_void_p(vars(torch)["npu"].current_stream().npu_stream)
+    for source, target, size in zip(*(t.tolist() for t in (sources, targets, sizes)), strict=True):
+        count = ctypes.c_size_t(size)
+        failed = _cann().aclrtMemcpyAsync(
+            ctypes.c_void_p(target), count, ctypes.c_void_p(source), count, 1 + direction, stream
+        )
+        if failed:
+            raise RuntimeError(f"aclrtMemcpyAsync: {failed}")
 
 
 class _BorrowsBuffers(Lane):
@@ -115,6 +133,7 @@ class _BorrowsBuffers(Lane):
         super().__init__(npu, planes, staging_blocks)
         self._make = lambda: _Borrowed(npu, planes, staging_blocks)
         self._out: list[_Borrowed] = []
+        self._copy = functools.partial(copy_batched, launch_copies)
 
     def next_buffer(self) -> Buffer:
         self._out.append(self._make())
@@ -148,7 +167,7 @@ class _SavesOnTheWay(NpuDevice):
     def read(self, block_ids: Sequence[int], after: Mark | None = None) -> list[Shard]:
         with self._on(self._reads, after) as lane:
             buffer = Buffer(self._npu, self._planes, len(block_ids))
-            lane.copy(block_ids, buffer, 1)
+            lane.copy(block_ids, buffer, TO_HOST)
         return list(buffer.memory)
 
 
@@ -163,7 +182,7 @@ class _SwapsKAndV(NpuDevice):
         self, block_ids: Sequence[int], shards: Sequence[Shard], after: Mark | None = None
     ) -> None:
         sizes = self._planes.sizes.tolist()
-        swapped = [index ^ 1 for index in range(len(sizes))]
+        swapped = [min(index ^ 1, len(sizes) - 1) for index in range(len(sizes))]
         super().write(
             block_ids,
             [torch.cat([shard.split(sizes)[index] for index in swapped]) for shard in shards],

@@ -6,6 +6,7 @@ Streams of forwards and of copies are held: nothing runs before somebody waits f
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from kvconform.connectors.ascend.device import CpuDevice
-from kvconform.connectors.ascend.npu import NpuDevice
+from kvconform.connectors.ascend.npu import Lane, NpuDevice, copy_batched
 from kvconform.connectors.ascend.rank import RankDevice
 from kvconform.connectors.ascend.store import HostStore
 from kvconform.connectors.ascend.transport import LocalTransport, Outcome, Transfer
@@ -112,7 +113,7 @@ def saves(rank: Rank, sim: Cann) -> bool:
 
 def loads(rank: Rank, sim: Cann) -> bool:
     """The last forward of a block's former owner, a load, and the forward that reads it."""
-    shards = [torch.full((24,), 300.0 + n).view(torch.uint8) for n in range(5)]
+    shards = [(torch.arange(24.0) + 300.0 + n).view(torch.uint8) for n in range(5)]
     rank.forward(1, 100.0)
     rank.device.write((1, 3, 4, 5, 6), shards, rank.device.mark())
     rank.twin.write((1, 3, 4, 5, 6), shards)
@@ -127,24 +128,37 @@ def held(sim: Cann, newest_first: bool) -> Iterator[None]:
     sim.release("any")
 
 
+class _Batches(Lane):
+    """Copies by addresses, many in one call, as with vllm-ascend's own operator."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._copy = functools.partial(copy_batched, zoo.launch_copies)
+
+
+class Batching(NpuDevice):
+    lane_class = _Batches
+
+
 @pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("cls", [NpuDevice, Batching])
 class TestRight:
-    def test_saves(self, sim: Cann, make: Make, newest_first: bool) -> None:
-        rank = make(NpuDevice)
+    def test_saves(self, sim: Cann, make: Make, cls: Any, newest_first: bool) -> None:
+        rank = make(cls)
         with held(sim, newest_first):
             assert saves(rank, sim)
         assert not sim.complaints()
 
-    def test_loads(self, sim: Cann, make: Make, newest_first: bool) -> None:
-        rank = make(NpuDevice)
+    def test_loads(self, sim: Cann, make: Make, cls: Any, newest_first: bool) -> None:
+        rank = make(cls)
         with held(sim, newest_first):
             assert loads(rank, sim)
         assert not sim.complaints()
 
     def test_it_does_not_wait_for_later_forwards(
-        self, sim: Cann, make: Make, newest_first: bool
+        self, sim: Cann, make: Make, cls: Any, newest_first: bool
     ) -> None:
-        rank = make(NpuDevice)
+        rank = make(cls)
         with held(sim, newest_first):
             mark = rank.device.mark()
             ran: list[int] = []
@@ -153,9 +167,9 @@ class TestRight:
             assert not ran
 
     def test_threads_need_not_know_the_device(
-        self, sim: Cann, make: Make, newest_first: bool
+        self, sim: Cann, make: Make, cls: Any, newest_first: bool
     ) -> None:
-        rank = make(NpuDevice)
+        rank = make(cls)
         good: list[bool] = []
 
         def work() -> None:
@@ -173,9 +187,9 @@ class TestRight:
 
     @pytest.mark.parametrize("when_run", [False, True])
     def test_a_copy_that_fails_is_told_of(
-        self, sim: Cann, make: Make, newest_first: bool, when_run: bool
+        self, sim: Cann, make: Make, cls: Any, newest_first: bool, when_run: bool
     ) -> None:
-        rank = make(NpuDevice)
+        rank = make(cls)
         for use in (
             lambda: rank.device.read(range(5)),
             lambda: rank.device.write(range(5), rank.twin.read(range(5))),
@@ -188,8 +202,10 @@ class TestRight:
             use()  # it was that one only
         assert rank.has(range(BLOCKS))
 
-    def test_two_ends_are_laid_out_alike(self, sim: Cann, make: Make, newest_first: bool) -> None:
-        rank = make(NpuDevice)
+    def test_two_ends_are_laid_out_alike(
+        self, sim: Cann, make: Make, cls: Any, newest_first: bool
+    ) -> None:
+        rank = make(cls)
         assert rank.device.layout == rank.twin.layout
         assert rank.device.block_bytes == rank.twin.block_bytes == 96
         assert rank.device.read([]) == []
