@@ -22,6 +22,7 @@ from kvconform.conformance.report import report, rules_data, run_data
 from kvconform.conformance.rules import BY_ID, rule_data
 from kvconform.conformance.verdict import EXIT_HARNESS, counts, exit_code
 from kvconform.connectors.targets.resolve import resolve, with_flags
+from kvconform.faults.devices import describe
 from kvconform.faults.packages import select
 from kvconform.reports import coverage, crash, junit, known, terminal
 from kvconform.scenario.errors import UsageError
@@ -34,8 +35,9 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
         UsageError: see there.
     """
     target = with_flags(
-        resolve(options.target), role=options.role, extra=options.extra, tolerant=options.tolerant
-    )
+        resolve(options.target), role=options.role, extra=options.extra, tolerant=options.tolerant,
+        device=options.device,
+    )  # fmt: skip
     if options.examples < 1:
         raise UsageError(f"--examples must be at least 1, got {options.examples}.")
     level = parse.level(options.level, LEVELS)
@@ -92,6 +94,8 @@ def check(options: argparse.Namespace, line: list[str]) -> int:
     command = shlex.join(line)
     profile = checked.verdict.profile.name
     title = f"{target.name} ({target.cls}), profile {profile}, vLLM {checked.vllm}"
+    if target.device != "cpu":
+        title += f", {describe(target.device)}"
     print(
         terminal.summary(
             title,
@@ -152,6 +156,7 @@ def as_data(checked: Checked, paths: Mapping[str, str]) -> dict[str, Any]:
             "faults": ",".join(sorted(options.faults)),
             "shape": dict(options.shape),
             "role": target.role,
+            "device": target.device,
             "extra": dict(target.extra),
             "tolerant": list(target.tolerant),
         },

@@ -61,6 +61,9 @@ def parser() -> argparse.ArgumentParser:
         "-n", dest="processes", default="1", metavar="N|auto", help="processes (default 1)"
     )
     _limits(check)
+    check.add_argument(
+        "--device", metavar="cpu|ascend-sim", help="what KV lies on (default: as the target says)"
+    )
     check.add_argument("--role", help="kv_role of a bare class")
     check.add_argument("--extra", help="kv_connector_extra_config of a bare class, as JSON")
     check.add_argument(

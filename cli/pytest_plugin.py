@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvc-extra", help="kv_connector_extra_config of a bare class, as JSON")
     group.addoption("--kvc-known", metavar="FILE", help="known failures")
     group.addoption("--kvc-tolerant", default="", metavar="RULES", help="read these tolerantly")
+    group.addoption("--kvc-device", metavar="DEVICE", help="what KV lies on: cpu or ascend-sim")
     group.addoption("--kvc-report", default=".kvconform", help="folder for crash files")
 
 
@@ -90,7 +91,7 @@ def _asked(config: pytest.Config) -> Wanted:
     from kvconform.conformance.suite.wanted import Wanted
 
     names = ("target", "profile", "level", "faults", "shape", "examples", "seed", "budget")
-    more = ("role", "extra", "known", "tolerant")
+    more = ("role", "extra", "known", "tolerant", "device")
     options = {name: config.getoption(f"--kvc-{name}") for name in (*names, *more)}
     return Wanted(**options, processes=config.getoption("numprocesses", None) or 1)
 
@@ -258,8 +259,9 @@ def _plan(wanted: Wanted) -> tuple[Target, Options]:
     if wanted.profile is not None:
         find_profile(wanted.profile)
     target = with_flags(
-        resolve(wanted.target), role=wanted.role, extra=wanted.extra, tolerant=wanted.tolerant
-    )
+        resolve(wanted.target), role=wanted.role, extra=wanted.extra, tolerant=wanted.tolerant,
+        device=wanted.device,
+    )  # fmt: skip
     tolerated(target.tolerant)
     return target, Options(
         level=parse.level(wanted.level, LEVELS),

@@ -37,7 +37,8 @@ def replay(options: argparse.Namespace) -> int:
     rule = find(stored.violation.fingerprint.rule)
     wanted = stored.violation.fingerprint
     unit = Unit("play", "replay", scenario=stored.scenario.to_json(), fingerprint=wanted)
-    with Pool(1, parse.limits(options.hang_limit, options.memory_limit)) as pool:
+    limits = parse.limits(options.hang_limit, options.memory_limit)
+    with Pool(1, limits, device=target.device) as pool:
         (done,) = pool.map([Job(target, unit)])
     if done.death is not None:
         print(terminal.death(done.death, None))

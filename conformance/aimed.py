@@ -72,6 +72,20 @@ class Aimed:
         return (*rest(engine), first, Step(off + 1, engine), Refuse(), other,
                 Step(OUTPUT + 4, engine), Reset(engine=engine), again, Step(3, engine))  # fmt: skip
 
+    def loaded_behind(self, draw: Draw) -> Move:
+        """What is found outside is loaded into the blocks of one that ends in mid-air.
+
+        Under async scheduling a step that writes there may not have run yet.
+        """
+        engine, blocks = draw(st.integers(0, 1)), draw(st.integers(1, 3))
+        size = self._shape.block_size
+        first = Arrive(Prompt(self._fresh(), blocks * size + 1), 1, engine=engine)
+        large = Prompt(self._fresh(), max(1, (self._shape.num_blocks - blocks) * size - OUTPUT))
+        steps = -(-large.length // self._shape.max_num_batched_tokens) + draw(st.integers(0, 2))
+        gone = Abort(1) if draw(st.booleans()) else Reset(running=True, engine=engine)
+        return (first, Step(5, engine), Reset(engine=engine), Arrive(large, OUTPUT, engine=engine),
+                Step(steps, engine), first, gone, Step(3, engine))  # fmt: skip
+
     # -- a prompt in chunks -----------------------------------------------------------------------
 
     def _in_chunks(self, family: int, engine: int) -> tuple[Arrive, Arrive]:

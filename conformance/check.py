@@ -16,6 +16,7 @@ from kvconform.conformance.rules import tolerated
 from kvconform.conformance.units import Found, Job, Result, Unit, merge, plan
 from kvconform.conformance.unreachable import Hole, holes
 from kvconform.conformance.verdict import Finding, Verdict, judge
+from kvconform.faults import devices
 from kvconform.faults.packages import NAMES, possible
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.known import Known
@@ -169,8 +170,9 @@ def check_connector(
     find_profile(options.profile or target.profile)
     check = _Check(target, options, tell)
     if options.processes < 1:
+        devices.prepare(target.device)
         return check.run(check.here)
-    with Pool(options.processes, options.limits, check.at_work) as pool:
+    with Pool(options.processes, options.limits, check.at_work, target.device) as pool:
         return check.run(pool.map)
 
 
@@ -235,7 +237,9 @@ class _Check:
         options, target = self.options, self.target
         level = list(LEVELS).index(options.level)
         apart = bool(target.dialect) and self._fixed.get("topology") != "store"
-        faults = options.faults & possible(ORDERS[target.world], apart, target.features)
+        faults = options.faults & possible(
+            ORDERS[target.world], apart, target.features, target.device != "cpu"
+        )
         static, *units = plan(level, faults, options.examples, options.seed)
         self._explore(work, [static])
         self._ready = time.monotonic()  # a budget is for exploring, not for importing vLLM

@@ -13,11 +13,13 @@ from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
+    Break,
     Busy,
     Corrupt,
     Cut,
     Drop,
     Fail,
+    Flow,
     Forget,
     Hold,
     Lose,
@@ -27,6 +29,7 @@ from kvconform.scenario.actions import (
     Repeat,
     Reset,
     Restart,
+    Stall,
     Step,
     Stop,
     Tick,
@@ -48,6 +51,10 @@ class Interpreter:
         Raises:
             HaltedError: the run is over.
         """
+        self._do(action)
+        self.cluster.look_at_device()
+
+    def _do(self, action: Action) -> None:
         match action:
             case Arrive():
                 self._arrive(action)
@@ -114,6 +121,20 @@ class Interpreter:
                     action.engine, action.back
                 )
                 self._record(action, f"engine {action.engine % len(self.cluster.engines)}", effect)
+            case Stall():
+                effect = self.cluster.device.stall(action.streams, action.rank)
+                self._record(action, f"{action.streams} of {_rank(action.rank)}", effect)
+            case Flow():
+                effect = self.cluster.device.flow(action.work, action.newest_first)
+                what = "everything" if action.work is None else f"up to {action.work}"
+                self._record(action, what, effect)
+            case Break():
+                # It may be a copy of a load, of which vLLM has to be told.
+                told = self.cluster.shape.groups == 1 or compat.NAMES_FAILED_REQUESTS
+                effect = (compat.REPORTS_FAILED_LOADS and told) and self.cluster.device.fail(
+                    action.copies, action.late, action.rank
+                )
+                self._record(action, f"{action.copies} copies of {_rank(action.rank)}", effect)
             case _:
                 raise TypeError(f"unknown action {action!r}")
 

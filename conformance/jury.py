@@ -22,7 +22,8 @@ from kvconform.scenario.violation import Side, Violation
 
 _OF_THE_WHOLE = frozenset(
     {Kind.HOOK, Kind.RAISED, Kind.ANSWERED, Kind.ADMITTED, Kind.RAN, Kind.OUTPUT, Kind.WRONG_KV,
-     Kind.PLANNED, Kind.OBSERVED, Kind.WIRE, Kind.BROKE, Kind.COMMON, Kind.RESTED, Kind.LOG}
+     Kind.PLANNED, Kind.OBSERVED, Kind.WIRE, Kind.BROKE, Kind.COMMON, Kind.RESTED, Kind.LOG,
+     Kind.DEVICE}
 )  # fmt: skip
 """What a child is told in words of its own, or not at all."""
 

@@ -7,7 +7,7 @@ from kvconform.conformance.prefixes import Prefixes
 from kvconform.scenario.identity import Identity
 from kvconform.scenario.shape import Shape
 
-SPOILS = ("full", "fail-save", "fail-load", "lost", "forget", "corrupt")
+SPOILS = ("full", "fail-save", "fail-load", "lost", "forget", "corrupt", "fail-copy")
 """Fault packages after which nothing is said any more."""
 
 

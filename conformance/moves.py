@@ -23,11 +23,13 @@ from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
+    Break,
     Busy,
     Corrupt,
     Cut,
     Drop,
     Fail,
+    Flow,
     Forget,
     Hold,
     Lose,
@@ -37,6 +39,7 @@ from kvconform.scenario.actions import (
     Repeat,
     Reset,
     Restart,
+    Stall,
     Step,
     Stop,
     Tick,
@@ -395,6 +398,50 @@ class Moves(Arrivals):
         again = dataclasses.replace(self._arrival(), again=self.draw(st.integers(0, 1)))
         return (*held, first, *self._through(first, self.draw(st.integers(1, 5))), again,
                 *self._steps())  # fmt: skip
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def _slow_device(self) -> Move:
+        """Work waits in the streams of devices, and is done in parts and in another order."""
+        stall = Stall(
+            self.draw(st.sampled_from(("any", "any", "compute", "copy"))),
+            self.draw(st.sampled_from((None, None, 0, 1))),
+        )
+        if {"full-hit", "abort"} <= self.packages and self.draw(st.booleans()):
+            return (stall, *self._aimed.loaded_behind(self.draw), *self._flows())
+        if "full-hit" in self.packages and self.draw(st.booleans()):
+            *before, again = self._outside_again((stall,))
+            assert isinstance(again, Arrive)
+            start: Move = (*before, again, *self._through(again, self.draw(st.integers(1, 3))))
+        else:
+            arrive = self._arrival()
+            start = (stall, arrive, *self._through(arrive, self.draw(st.integers(1, 5))))
+        return (*start, *self._flows(), *self._meanwhile(), *self._flows(), *self._steps(2))
+
+    def _flows(self) -> Move:
+        """Something of what waits is done, or all of it."""
+        order = self.draw(st.booleans())
+        some = tuple(
+            Flow(self.draw(st.sampled_from((1, 2, 5))), order)
+            for _ in range(self.draw(st.integers(0, 2)))
+        )
+        return (*some, Flow(None, order)) if not self.draw(st.integers(0, 3)) else some
+
+    def _fail_copy(self) -> Move:
+        """Copies fail while a request is loaded, or when it is saved."""
+        broken = Break(
+            self.draw(st.sampled_from((1, 2, 1000))),
+            self.draw(st.booleans()),
+            self.draw(st.sampled_from((None, 0, 1))),
+        )
+        end: Move = (Break(0),) if self.draw(st.booleans()) else ()
+        if "full-hit" in self.packages and self.draw(st.booleans()):
+            *before, again = self._outside_again((broken,))
+            assert isinstance(again, Arrive)
+            return (*before, again, *self._through(again, self.draw(st.integers(1, 3))), *end)
+        arrive = self._arrival()
+        return (broken, arrive, *self._through(arrive, self.draw(st.integers(1, 5))), *end,
+                *self._steps(2))  # fmt: skip
 
     # -- prefill and decode apart -----------------------------------------------------------------
 

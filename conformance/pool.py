@@ -24,6 +24,7 @@ from typing import IO, Any
 from kvconform.conformance import blackbox
 from kvconform.conformance.units import Job, Result
 from kvconform.scenario.errors import HarnessError, UsageError
+from kvconform.scenario.target import Device
 
 _TICK = 0.2
 _GRACE = 2.0
@@ -81,13 +82,20 @@ class Done:
 class _Process:
     """One child, and the job that it is at."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, device: Device) -> None:
         self.limits = limits
         self.folder = Path(tempfile.mkdtemp(prefix="kvconform-worker-"))
         self.log = (self.folder / "log.txt").open("w+b")
         read, write = os.pipe()
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "kvconform.conformance.worker", str(write), str(self.folder)],
+            [
+                sys.executable,
+                "-m",
+                "kvconform.conformance.worker",
+                str(write),
+                str(self.folder),
+                device,
+            ],
             stdin=subprocess.PIPE,
             stdout=self.log,
             stderr=self.log,
@@ -209,11 +217,13 @@ class Pool:
         size: processes at most.
         limits: for each of them.
         tell: hears of progress: runs, steps and faults of the jobs at work.
+        device: what they have to have ready before vLLM is imported.
     """
 
     size: int = 1
     limits: Limits = field(default_factory=Limits)
     tell: Callable[[list[int]], None] = lambda _: None
+    device: Device = "cpu"
     _processes: list[_Process] = field(default_factory=list)
 
     def __enter__(self) -> Pool:
@@ -244,7 +254,7 @@ class Pool:
     def _idle(self, wanted: int) -> list[_Process]:
         busy = [p for p in self._processes if p.job is not None]
         while len(self._processes) < min(self.size, len(busy) + wanted):
-            self._processes.append(_Process(self.limits))
+            self._processes.append(_Process(self.limits, self.device))
         return [p for p in self._processes if p.job is None]
 
     def _look(self) -> Iterator[Done]:

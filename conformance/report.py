@@ -10,6 +10,7 @@ from typing import Any
 from kvconform.conformance.check import Checked
 from kvconform.conformance.rules import RULES
 from kvconform.conformance.verdict import Finding, RuleVerdict
+from kvconform.faults.devices import describe
 
 SCHEMA_VERSION = 1
 
@@ -75,6 +76,7 @@ def report(
             "name": target.name,
             "cls": target.cls,
             "role": target.role,
+            "device": describe(target.device),
             "features": dict(sorted(checked.features.items())),
         },
         "run": run_data(checked, command),

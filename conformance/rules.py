@@ -26,9 +26,12 @@ LATE = frozenset({"delay", "lost", "expire", "peer-gone"})
 
 FAILING = frozenset(
     {"fail-load", "lost", "forget", "repeat", "expire", "peer-gone", "corrupt", "restart",
-     "redeploy"}
+     "redeploy", "fail-copy"}
 )  # fmt: skip
 """Packages in which loads fail."""
+
+DEVICE = frozenset({"slow-device"})
+"""Packages in which copies of a device run late."""
 
 HITS = frozenset(
     {"full-hit", "tenants", "embeds", "redeploy", "preempt", "tight-pool", "reset", *APART}
@@ -131,11 +134,14 @@ _ALL = frozenset(
         "corrupt",
         "restart",
         "redeploy",
+        "slow-device",
+        "fail-copy",
         *APART,
     }
 )
 _ASYNC = frozenset({"async"})
 _ORDERS = frozenset({"orders"})
+_DEVICE = frozenset({"device"})
 
 RULES: tuple[Rule, ...] = (
     # -- 0xx shape --------------------------------------------------------------------------------
@@ -495,6 +501,48 @@ RULES: tuple[Rule, ...] = (
         incidents=("B-034", "B-149", "B-198", "B-013"),
         help="Replace the table when a request is in resumed_req_ids; take the blocks that "
         "request_finished is given.",
+    ),
+    Rule(
+        "KVC-408", "what a copy touches stays as it is",
+        "Memory that a copy of the device reads or writes is there, all of it, until the copy has "
+        "ended, and the host does not change meanwhile what is to be read.",
+        _W, "a copy that was still to run after it had been asked for",
+        packages=DEVICE, features=_DEVICE,
+        source="v1/worker/kv_connector_model_runner_mixin.py _get_kv_connector_output: saves are "
+        "started behind a forward that was launched, and may not have run; simple_kv_offload/"
+        "copy_backend.py _copy_loop: an event is recorded behind each copy",
+        incidents=("B-097",),
+        help="Keep staging buffers until the event behind the copy is done; reuse and free them "
+        "after that.",
+    ),
+    Rule(
+        "KVC-409", "asynchronous copies have pinned memory",
+        "The host's side of an asynchronous copy is pinned memory.",
+        _W, "a copy that was still to run after it had been asked for",
+        packages=DEVICE, features=_DEVICE, level="should",
+        source="simple_kv_offload/cuda_mem_ops.py pin_tensor; torch_npu waits for the whole stream "
+        "where memory is not pinned, and a runtime that does not must not be given such memory",
+        help="Allocate staging buffers with pin_memory=True.",
+    ),
+    Rule(
+        "KVC-410", "what a copy fills is read after it has ended",
+        "Memory of the host that a copy of the device fills is read, saved or sent when the copy "
+        "has ended, and not before.",
+        _W, "a copy that was still to run after it had been asked for",
+        packages=DEVICE, features=_DEVICE,
+        source="v1/base.py wait_for_save, get_finished: what is reported as sent has been read; "
+        "simple_kv_offload/copy_backend.py _copy_loop",
+        help="Wait for the event behind the copy, on the host, before the buffer is read.",
+    ),
+    Rule(
+        "KVC-411", "a thread sets its device",
+        "A thread that uses a device has set the rank's: another's streams and events say nothing "
+        "of its copies.",
+        _W, "a copy that was still to run after it had been asked for",
+        packages=DEVICE, features=_DEVICE,
+        source="v1/worker/gpu_worker.py init_device: each worker's own thread sets its device; "
+        "simple_kv_offload/copy_backend.py _copy_loop: set_device in the thread",
+        help="Call torch.npu.set_device(index) first in every thread that copies.",
     ),
     # -- 5xx content ------------------------------------------------------------------------------
     Rule(

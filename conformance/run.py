@@ -15,6 +15,7 @@ from kvconform.conformance.objection import error_for
 from kvconform.engine import compat
 from kvconform.engine.cluster import Cluster
 from kvconform.engine.engine import HaltedError
+from kvconform.faults.devices import make_device
 from kvconform.faults.transport import make_world
 from kvconform.scenario.actions import Action, Stop
 from kvconform.scenario.scenario import Scenario
@@ -71,8 +72,9 @@ class Run:
         self._closed = False
         self._watch()
         self._cluster = Cluster(
-            target, self.shape, make_world(target.world), self.trace, self.referee.over
-        )
+            target, self.shape, make_world(target.world), self.trace, self.referee.over,
+            make_device(target.device),
+        )  # fmt: skip
         self._interpreter = Interpreter(self._cluster)
 
     def __enter__(self) -> Run:

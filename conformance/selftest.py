@@ -15,8 +15,9 @@ from kvconform.conformance.pool import Death, Limits, Pool
 from kvconform.conformance.rules import BY_ID
 from kvconform.conformance.units import RIGHT_HERE, Found, Job, Result, Unit
 from kvconform.conformance.verdict import is_core
+from kvconform.faults.devices import cann
 from kvconform.faults.packages import NAMES, possible
-from kvconform.scenario.target import Target
+from kvconform.scenario.target import Device, Target
 
 EXAMPLES = 600
 """Runs that a hunt may take, beside the fixed scenarios."""
@@ -108,7 +109,9 @@ def hunt_all(
         UsageError: a target cannot be loaded or set up.
         HarnessError: kvconform itself failed.
     """
-    with Pool(processes, limits or Limits()) as pool:
+    # Where torch_npu is, vLLM imports it for whatever target.
+    device: Device = "cpu" if cann.missing() else "ascend-sim"
+    with Pool(processes, limits or Limits(), device=device) as pool:
         for done in pool.map([_job(quarry, seed, seconds) for quarry in quarries]):
             quarry = quarries[done.index]
             if done.death is not None:
@@ -129,7 +132,10 @@ def hunt_all(
 
 def _job(quarry: Quarry, seed: int, seconds: float) -> Job:
     faults = frozenset(quarry.faults or NAMES) & possible(
-        ORDERS[quarry.target.world], bool(quarry.target.dialect), quarry.target.features
+        ORDERS[quarry.target.world],
+        bool(quarry.target.dialect),
+        quarry.target.features,
+        quarry.target.device != "cpu",
     )
     unit = Unit(
         "hunt", "hunt", tuple(sorted(faults)), EXAMPLES, seed=seed * 1000 + 700,

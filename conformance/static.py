@@ -91,6 +91,8 @@ def features(
         found["orders"] = "its transfers obey orders: " + ", ".join(sorted(offers))
     if target.dialect:
         found["pd"] = "its dialect is declared"
+    if target.device != "cpu":
+        found["device"] = "its device is simulated, and obeys orders"
     if target.children:
         found["children"] = f"it is composed of {target.children} connectors"
         found["siblings"] = "its children have some"

@@ -19,6 +19,7 @@ from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
+    Break,
     Busy,
     Corrupt,
     Cut,
@@ -33,6 +34,7 @@ from kvconform.scenario.actions import (
     Repeat,
     Reset,
     Restart,
+    Stall,
     Step,
     Stop,
     Tick,
@@ -240,6 +242,10 @@ def fault(name: str, prompt: Prompt, shape: Shape) -> Actions:
             return (Repeat(),)
         case "peer-gone":
             return (Cut(),)
+        case "slow-device":
+            return (Stall(),)
+        case "fail-copy":
+            return (Break(2), Arrive(prompt, 4))
     raise ValueError(f"no way is known to bring {name} upon a request")
 
 

@@ -13,22 +13,25 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvconform.conformance.blackbox import BlackBox
 from kvconform.conformance.units import Job, Result
+from kvconform.faults import devices
 from kvconform.scenario.errors import HarnessError, UsageError
+from kvconform.scenario.target import Device
 
 PERIOD = 0.3
 """Seconds between two words of progress."""
 
 
-def main(answers: int, folder: Path) -> int:
+def main(answers: int, folder: Path, device: Device) -> int:
     """Do jobs until standard input ends.
 
     Args:
         answers: descriptor to write answers to.
         folder: for the black box and the stacks.
+        device: what targets may need.
     """
     stacks = (folder / "stacks.txt").open("w")
     faulthandler.enable(stacks)
@@ -41,7 +44,7 @@ def main(answers: int, folder: Path) -> int:
             out.flush()
 
         try:
-            _prepare(box)
+            _prepare(box, device)
         except UsageError as error:
             say(usage=str(error))
             return 0
@@ -78,10 +81,11 @@ def main(answers: int, folder: Path) -> int:
     return 0
 
 
-def _prepare(box: BlackBox) -> None:
-    """Import vLLM, and let the black box watch."""
+def _prepare(box: BlackBox, device: Device) -> None:
+    """Import vLLM, on this device, and let the black box watch."""
     from kvconform.engine.installed import require_vllm
 
+    devices.prepare(device)
     require_vllm()
     from kvconform.conformance import run
     from kvconform.engine import recorder
@@ -91,4 +95,4 @@ def _prepare(box: BlackBox) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), cast(Device, sys.argv[3])))

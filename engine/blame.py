@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvconform.engine.memory import Memory
-from kvconform.engine.oracle import ROTTEN, TORN, Stream, Words, unpoison
+from kvconform.engine.oracle import ROTTEN, TORN, UNFILLED, Stream, Words, unpoison
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Blame:
         connector: whether the connector owes it (else vLLM).
         kind: ``never-loaded``, ``never-computed``, ``other-tenant``, ``other-media``,
             ``other-embeds``, ``other-model``, ``other-tokens``, ``other-rank``, ``torn``,
-            ``rotten``, ``zeros``, ``garbage`` for a load that was promised; ``overwritten`` for a
-            block that was not the connector's to write; ``failed-load-used``,
+            ``rotten``, ``unfilled``, ``zeros``, ``garbage`` for a load that was promised;
+            ``overwritten`` for a block that was not the connector's to write; ``failed-load-used``,
             ``stale-block`` and ``null-block`` for vLLM.
         text: what was found there.
     """
@@ -130,6 +130,8 @@ def recognise(
         return "torn", "a block of which only half had arrived"
     if ROTTEN in actual:
         return "rotten", "a block that was damaged where it lay"
+    if UNFILLED in actual:
+        return "unfilled", "host memory from before the device had filled it"
     head = memory.head(found.rank, found.local_head)
     known = list(streams)
     heads = {memory.head(r, h) for r in range(memory.shape.tp) for h in range(memory.heads)}

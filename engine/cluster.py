@@ -16,6 +16,7 @@ from kvconform.engine import clock, compat, lives, logs, threads
 from kvconform.engine.chains import Chains
 from kvconform.engine.clock import Clock
 from kvconform.engine.compose import composed
+from kvconform.engine.device import Device
 from kvconform.engine.engine import Engine
 from kvconform.engine.leftovers import Leftovers
 from kvconform.engine.oracle import Stream, stream
@@ -87,6 +88,7 @@ class Cluster:
         world: the world outside; faults act on it.
         trace: where observations go.
         halt: true ends the run at the next phase.
+        device: what the KV lies on; None: the host.
 
     Attributes:
         shape: that of the engines as they are now.
@@ -104,6 +106,7 @@ class Cluster:
         world: World,
         trace: Trace,
         halt: Callable[[], bool] = lambda: False,
+        device: Device | None = None,
     ) -> None:
         for field in dataclasses.fields(shape):
             value = getattr(shape, field.name)
@@ -125,6 +128,9 @@ class Cluster:
         threads.begin()
         world.begin(self)
         self._halt = halt
+        self.device = device or Device()
+        self._waited = 0
+        self.device.begin(shape.engines, shape.ranks)
         self._placeholders = {"run": f"run{next(_runs)}"}
         logs.capture(self._log)
         clock.active = self.clock
@@ -148,7 +154,7 @@ class Cluster:
         self.extra = self._extra()
         return Engine(
             index, self.target, self.shape, self.extra, self.trace, self._streams, self._halt,
-            self._chains, self._folder, life, begun,
+            self._chains, self._folder, life, begun, self.device,
         )  # fmt: skip
 
     def _extra(self) -> Mapping[str, Any]:
@@ -295,12 +301,27 @@ class Cluster:
         """
         worked = self.engines[engine].step(last)
         self.world.settle()
+        self.look_at_device()
         ended, self.engines[engine].delivered = self.engines[engine].delivered, []
         for one in ended:
             if self.arrived[one.request].then is not None and one.finish in ("length", "stop"):
                 params = self._over_the_wire(engine, one.request, one.params)
                 self.world.route(Handover(self, one.request, params))
         return worked
+
+    def look_at_device(self) -> None:
+        """Emit what was done with the device since this was last done, if that is of interest."""
+        waited, misuses = self.device.waited - self._waited, self.device.misuses()
+        if waited or misuses:
+            self._waited += waited
+            engine, rank = next(((m.engine, m.rank) for m in misuses), (None, None))
+            index = 0 if engine is None else engine
+            self.trace.emit(
+                Event(
+                    Kind.DEVICE, index, self.engines[index].step_number, None, rank,
+                    {"waited": waited, "misuses": [[m.wrong, m.text] for m in misuses]},
+                )
+            )  # fmt: skip
 
     def _over_the_wire(
         self, engine: int, request: str, params: Mapping[str, Any] | None
@@ -344,7 +365,9 @@ class Cluster:
         """
         live = self.live()
         self.trace.emit(Event(Kind.DRAIN, -1, 0, None, None, {"pending": live}))
+        self.device.calm()
         self.world.calm()
+        self.look_at_device()
         circling = self._until_idle()
         held = self.live()
         if held and not circling:
@@ -454,6 +477,7 @@ class Cluster:
             self.stop()
         finally:
             self.world.end()
+            self.device.end()
             threads.end()
             clock.active = None
             logs.capture(None)

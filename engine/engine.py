@@ -18,6 +18,7 @@ from kvconform.engine import compat
 from kvconform.engine.blame import Found, blame
 from kvconform.engine.chains import Chains
 from kvconform.engine.children import Child, Step
+from kvconform.engine.device import Device
 from kvconform.engine.holdings import Holdings
 from kvconform.engine.memory import Memory
 from kvconform.engine.observe import Observer
@@ -67,6 +68,7 @@ class Engine:
         folder: the run's own folder, if the target has one.
         life: which of its lives this is.
         begun: steps of its lives before.
+        device: what its KV lies on; None: the host.
 
     Attributes:
         holdings: whose blocks are whose.
@@ -88,8 +90,10 @@ class Engine:
         folder: str | None = None,
         life: compat.Life | None = None,
         begun: int = 0,
+        device: Device | None = None,
     ) -> None:
         self.index = index
+        self.device = device or Device()
         self.life = life or compat.Life()
         self.shape = shape
         self.trace = trace
@@ -106,6 +110,7 @@ class Engine:
         self._watched = Watched()
         self._misread: list[tuple[str, Found]] = []
         self._unprocessed: list[frozenset[int]] = []
+        self._marks: deque[list[Any]] = deque()
         self.forgotten_loading: set[str] = set()
         self.delivered: list[Delivered] = []
         try:
@@ -123,7 +128,7 @@ class Engine:
         self.connector = parts.scheduler.connector
         self._depth = compat.concurrent_batches(self.config, shape)
         layers = sum(len(g) for s in range(shape.pp) for g in compat.layer_names(shape, s))
-        self.memory = Memory(index, shape, layers, target.caches)
+        self.memory = Memory(index, shape, layers, target.caches, self.device)
         self.holdings = Holdings(self.scheduler, self.memory, shape, self.teller)
         self.observer = Observer(
             self.recorder, trace, index, self.config, chains, parts.hash_block_size
@@ -163,25 +168,36 @@ class Engine:
         ]  # fmt: skip
         self.workers: list[Worker] = []
         for rank, config in enumerate(self._configs):
-            with compat.rank_scope(config, rank, shape, None):
+            with self._scope(rank, None):
                 connector = compat.build_worker_connector(config, parts, shape, rank // shape.tp)
             self.recorder.wrap(
                 connector, "worker half", rank, after=self.observer.worker_half(rank)
             )
             for child, half in zip(self.children, compat.children(connector), strict=True):
                 child.add_worker(half, rank)
-            worker = Worker(rank, self.memory, config, connector, streams.__getitem__)
-            with compat.rank_scope(config, rank, shape, connector):
+            worker = Worker(
+                rank, self.memory, config, connector, streams.__getitem__, self._depth > 1
+            )
+            with self._scope(rank, connector):
                 worker.register()
             self.workers.append(worker)
         self._shake_hands()
         self.aggregator = compat.world_output(self.connector, shape.ranks)
 
+    @contextlib.contextmanager
+    def _scope(self, rank: int, connector: Any) -> Iterator[None]:
+        """In the process of a rank's worker, whose transfer agent ``connector`` is."""
+        with (
+            compat.rank_scope(self._configs[rank], rank, self.shape, connector),
+            self.device.scope(self.index, rank),
+        ):
+            yield
+
     def _shake_hands(self) -> None:
         """Pass the workers' handshake metadata to the scheduler half, as EngineCore does."""
         said = {}
-        for worker, config in zip(self.workers, self._configs, strict=True):
-            with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
+        for worker in self.workers:
+            with self._scope(worker.rank, worker.connector):
                 metadata = compat.handshake(worker.connector)
             if metadata is not None:
                 said[worker.stage, worker.rank % self.shape.tp] = metadata
@@ -320,20 +336,14 @@ class Engine:
         of_children = Step(self.children)
         metadata, blob = self._pack(so)
         steps = [pickle.loads(blob) for _ in self.workers]
-        for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
-            with (
-                compat.rank_scope(config, worker.rank, self.shape, worker.connector),
-                self._phase(),
-            ):
+        for worker, step in zip(self.workers, steps, strict=True):
+            with self._scope(worker.rank, worker.connector), self._phase():
                 worker.prepare(step)
         self.memory.apply()
         outputs = []
         self.observer.begin_step()
-        for worker, config, step in zip(self.workers, self._configs, steps, strict=True):
-            with (
-                compat.rank_scope(config, worker.rank, self.shape, worker.connector),
-                self._phase(),
-            ):
+        for worker, step in zip(self.workers, steps, strict=True):
+            with self._scope(worker.rank, worker.connector), self._phase():
                 output = worker.execute(step, self._note_misread)
                 self._check_halt()  # what cannot be pickled has been objected to
                 outputs.append(pickle.loads(pickle.dumps(output)))
@@ -343,6 +353,7 @@ class Engine:
             self._emit_ran(worker.rank, compat.reported(outputs[-1].kv_connector_output))
         reports = [compat.reported(o.kv_connector_output) for o in outputs]
         self._unprocessed.append(frozenset().union(*(r.invalid for r in reports)))
+        self._marks.append([worker.mark for worker in self.workers])
         self._blame_misread()
         with self._phase():
             output = outputs[0]
@@ -368,6 +379,10 @@ class Engine:
                 self.scheduler.update_draft_token_ids(compat.draft_token_ids(proposed))
 
     def _update(self, so: Any, metadata: bytes, output: Any, of_children: Step) -> None:
+        for mark in self._marks.popleft():
+            self.device.reach(mark)  # its tokens are on the host
+        self._blame_misread()
+        self._check_halt()
         if compat.ABORTS_WITHIN_STEPS:
             self._abort_those_meanwhile()
         of_children.processed()
@@ -534,8 +549,8 @@ class Engine:
                     "message": "the target changed vLLM's config during the run",
                 },
             )
-        for worker, config in zip(self.workers, self._configs, strict=True):
-            with compat.rank_scope(config, worker.rank, self.shape, worker.connector):
+        for worker in self.workers:
+            with self._scope(worker.rank, worker.connector):
                 worker.connector.shutdown()
         self.connector.shutdown()
 

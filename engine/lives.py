@@ -69,6 +69,7 @@ def _bury(cluster: Cluster, old: Engine, clean: bool) -> int:
         except ESCAPING as error:  # the recorder of hooks has told of it
             raise HaltedError from error
     cluster.former.append(old)
+    cluster.device.died(old.index)
     return cluster.world.died(old.index)
 
 

@@ -8,14 +8,14 @@ in the size of the pool (but for the rare reset).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from kvconform.engine.compat.layout import HEAD_SIZE, HEADS
+from kvconform.engine.device import Device
 from kvconform.engine.oracle import WORDS, Words, poison, words_of
 from kvconform.scenario.shape import Shape
 from kvconform.scenario.target import Caches
@@ -61,7 +61,14 @@ class Memory:
         promises: per block, the load that has to fill it.
     """
 
-    def __init__(self, engine: int, shape: Shape, layers: int, caches: Caches = "whole") -> None:
+    def __init__(
+        self,
+        engine: int,
+        shape: Shape,
+        layers: int,
+        caches: Caches = "whole",
+        device: Device | None = None,
+    ) -> None:
         self.engine = engine
         self.shape = shape
         self.heads = max(1, HEADS // shape.tp)
@@ -70,17 +77,19 @@ class Memory:
         dims = (layers, shape.num_blocks, self.heads, shape.block_size)
         self.words: list[Words] = []
         self.tensors: list[list[Any]] = []
-        for _ in range(shape.ranks):
+        self.device = device or Device()
+        for rank in range(shape.ranks):
             if caches == "whole":
-                whole = np.zeros((*dims, 2 * HEAD_SIZE), dtype=np.float32)
+                whole, parts = self.device.allocate(engine, rank, (*dims, 2 * HEAD_SIZE))
                 self.words.append(whole.view(np.uint64).reshape(*dims, 2, WORDS // 2))
-                self.tensors.append([torch.from_numpy(layer) for layer in whole])
+                self.tensors.append(parts)
             else:
                 shape_of_one = (shape.num_blocks, shape.block_size, self.heads, HEAD_SIZE)
-                pairs = np.zeros((layers, 2, *shape_of_one), dtype=np.float32)
+                flat, parts = self.device.allocate(engine, rank, (2 * layers, *shape_of_one))
+                pairs = flat.view(np.uint64).reshape(layers, 2, *shape_of_one[:-1], WORDS // 2)
                 # Layer, K or V, block, slot, head, word: the same dimensions in another order.
-                self.words.append(pairs.view(np.uint64).transpose(0, 2, 4, 3, 1, 5))
-                self.tensors.append([tuple(map(torch.from_numpy, layer)) for layer in pairs])
+                self.words.append(pairs.transpose(0, 2, 4, 3, 1, 5))
+                self.tensors.append(list(zip(parts[::2], parts[1::2], strict=True)))
         self.epochs = [0] * shape.num_blocks
         self.owners: list[str | None] = [None] * shape.num_blocks
         self.promises: dict[int, Promise] = {}
@@ -114,10 +123,21 @@ class Memory:
         for block in blocks:
             self.epochs[block] += 1
             self.owners[block] = owner
+        self.computed[blocks] = 0
+        if self.device.defers:
+            # What still reads or writes a block may be right to do so, for what its new owner does
+            # comes behind it on the device. The pattern would not.
+            blocks = [b for b in blocks if not self.device.touches(self._parts(b))]
         pattern = poison(self.engine, blocks, [self.epochs[b] for b in blocks])
         for words in self.words:
             words[:, blocks] = pattern[None, :, None, None, None, None]
-        self.computed[blocks] = 0
+
+    def _parts(self, block: int) -> Iterator[Any]:
+        """The memory of a block: tensors of every rank and layer."""
+        for layers in self.tensors:
+            for layer in layers:
+                for part in layer if isinstance(layer, tuple) else (layer,):
+                    yield part[block]
 
     def promise(self, promise: Promise) -> None:
         """From now on the connector answers for these blocks."""

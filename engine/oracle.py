@@ -62,6 +62,9 @@ def poison(engine: int, blocks: Sequence[int], epochs: Sequence[int]) -> Words:
 TORN = 0x2DEAD7072DEAD707
 """A word of a block's second half, of which only the first has arrived."""
 
+UNFILLED = 0x2FEEDCAB2FEEDCAB
+"""A word of the host's memory that a copy of a device is to fill, and has not yet."""
+
 ROTTEN = 0x2FADB1752FADB175
 """A word of a block that was damaged where it lay."""
 

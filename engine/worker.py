@@ -79,6 +79,8 @@ class Worker:
     Attributes:
         connector: the target's worker half.
         views: request id to what the rank knows of it.
+        device: what the memory lies on.
+        mark: how far the device has to get for the last step to be done.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Worker:
         config: Any,
         connector: Any,
         stream_of: Callable[[str], Stream],
+        ahead: bool = False,
     ) -> None:
         shape = memory.shape
         self.rank = rank
@@ -102,6 +105,9 @@ class Worker:
         self.groups = compat.layer_names(shape, self.stage)
         self.heads = tuple(memory.head(rank, local) for local in range(memory.heads))
         self.views: dict[str, View] = {}
+        self.device = memory.device
+        self.mark: Any = None
+        self._ahead = self.device.defers and ahead
         self._stream_of = stream_of
         self._second: Any = None
         names = [name for group in self.groups for name in group]
@@ -132,8 +138,24 @@ class Worker:
         batch = self._batch(so)
         metadata = self._metadata(batch)
         deferred = self.drafts > 0
+        misread: set[str] = set()
+
+        def tell(request: str, found: Found) -> None:
+            if request not in misread:
+                misread.add(request)
+                wrong(request, found)
+
         with compat.connector_step(self._second, so, self.layers, metadata, deferred) as ran:
-            sampled = self._forward(batch, metadata, wrong)
+            followed = self._forward(batch, metadata, tell)
+        self.mark = self.device.mark(self.memory.engine, self.rank)
+        if not self._ahead:
+            self.device.reach(self.mark)
+        # Where the device is not there yet, nothing is known to be wrong: told later, that ends
+        # the run, so that it does not matter which tokens follow.
+        sampled = [
+            self._sample(row, stream, row.request in misread)
+            for row, stream in zip(batch, followed, strict=True)
+        ]
         if not self.samples:  # an earlier stage has nothing to say but what its connector says
             return compat.no_forward_output(ran.output)
         return compat.runner_output([row.request for row in batch], sampled, ran.output)
@@ -224,32 +246,57 @@ class Worker:
         batch: list[Row],
         metadata: dict[str, Any],
         wrong: Callable[[str, Found], None],
-    ) -> list[list[int]]:
-        """Write the KV of the scheduled tokens, read all of it back, choose the next tokens."""
+    ) -> list[Stream]:
+        """Write the KV of the scheduled tokens, and read all of it back; which streams they are of.
+
+        Both are done when the device gets there.
+        """
         streams = [self._followed(row.view, row.tokens[: row.end]) for row in batch]
-        misread: set[str] = set()
         hooks = compat.calls_layer_hooks(self.connector)
         for group, names in enumerate(self.groups):
             for layer, name in enumerate(names):
                 if hooks:
                     self.connector.wait_for_layer_load(name)
-                whole = self._global[name]
-                for row, followed in zip(batch, streams, strict=True):
-                    table = row.view.tables[group]
-                    self._write(layer, whole, table, row.start, row.end, followed)
-                for row, followed in zip(batch, streams, strict=True):
-                    low = max(0, row.start - self.window + 1) if group and self.window else 0
-                    table = row.view.tables[group]
-                    found = self._misread(layer, whole, table, low, row.end, followed)
-                    if found is not None and row.request not in misread:
-                        misread.add(row.request)
-                        wrong(row.request, found)
+                attend = self._attention(batch, streams, group, layer, self._global[name], wrong)
+                self.device.launch(self.memory.engine, self.rank, attend)
                 if hooks:
                     self.connector.save_kv_layer(name, self.layers[name].kv_cache, metadata[name])
-        return [
-            self._sample(row, followed, row.request in misread)
-            for row, followed in zip(batch, streams, strict=True)
-        ]
+        return streams
+
+    def _attention(
+        self,
+        batch: list[Row],
+        streams: list[Stream],
+        group: int,
+        layer: int,
+        whole: int,
+        wrong: Callable[[str, Found], None],
+    ) -> Callable[[], None]:
+        """What one layer does: write the new KV of each row, and read all of its KV back.
+
+        It knows which blocks it was given, as a kernel does, whatever they are given to since.
+        """
+        size, epochs = self.block_size, self.memory.epochs
+        work = []
+        for row, followed in zip(batch, streams, strict=True):
+            low = max(0, row.start - self.window + 1) if group and self.window else 0
+            table = row.view.tables[group]
+            if layer == 0 and self.rank == 0:
+                self._note(table, row.start, row.end, followed)
+            read = table[low // size : -(-row.end // size)].tolist() if self.device.defers else ()
+            work.append((row, followed, table, low, [(b, epochs[b]) for b in read]))
+
+        def attend() -> None:
+            for row, followed, table, _, _ in work:
+                self._write(layer, whole, table, row.start, row.end, followed)
+            for row, followed, table, low, read in work:
+                if any(epochs[block] != epoch for block, epoch in read):
+                    continue  # taken away meanwhile, and nobody waits for what is read there
+                found = self._misread(layer, whole, table, low, row.end, followed)
+                if found is not None:
+                    wrong(row.request, found)
+
+        return attend
 
     @staticmethod
     def _sample(row: Row, followed: Stream, misread: bool) -> list[int]:
@@ -280,18 +327,22 @@ class Worker:
     ) -> None:
         """Write ``[start, end)`` of this stage's ``layer``, the model's layer ``whole``."""
         words = self.memory.words[self.rank][layer]
+        block, slot = self._slots(table, start, end)
+        of_heads = followed.words_of_heads(whole, self.heads)
+        new = of_heads[:, start] if end - start == 1 else of_heads[:, start:end].swapaxes(0, 1)
+        words[block, :, slot] = new.reshape(*new.shape[:-1], 2, -1)
+
+    def _note(self, table: Table, start: int, end: int, followed: Stream) -> None:
+        """The engine's own KV of ``[start, end)`` is to be there, if nobody writes over it."""
+        which = start if end - start == 1 else slice(start, end)
+        self.memory.computed[self._slots(table, start, end)] = followed.digests[which]
+
+    def _slots(self, table: Table, start: int, end: int) -> tuple[Any, Any]:
+        """Blocks and slots in them of ``[start, end)``."""
         if end - start == 1:  # decoding: no need for index arrays
-            at: Any = (table[start // self.block_size], start % self.block_size)
-            which: Any = start
-            of_heads = followed.words_of_heads(whole, self.heads)[:, start]
-        else:
-            positions = np.arange(start, end)
-            at = (table[positions // self.block_size], positions % self.block_size)
-            which = slice(start, end)
-            of_heads = followed.words_of_heads(whole, self.heads)[:, which].swapaxes(0, 1)
-        words[at[0], :, at[1]] = of_heads.reshape(*of_heads.shape[:-1], 2, -1)
-        if layer == 0 and self.rank == 0:
-            self.memory.computed[at] = followed.digests[which]
+            return table[start // self.block_size], start % self.block_size
+        positions = np.arange(start, end)
+        return table[positions // self.block_size], positions % self.block_size
 
     def _misread(
         self, layer: int, whole: int, table: Table, low: int, end: int, followed: Stream

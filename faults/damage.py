@@ -5,7 +5,7 @@ What is damaged is marked, so that whoever reads it is known to have.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,35 +25,35 @@ class TearingDevice:
         self._inner = inner
         self._torn = torn
 
-    def read(self, block_ids: Sequence[int]) -> Any:
+    def read(self, block_ids: Sequence[int], *after: Any) -> Any:
         """The KV of these blocks; what did not get across is marked, so that it is recognised."""
-        shards = self._inner.read(block_ids)
+        shards = self._inner.read(block_ids, *after)
         for block, shard in zip(block_ids, shards, strict=True):
-            for words in _words(shard) if block in self._torn else ():
+            if block in self._torn:
+                words = _words(shard)
                 words[len(words) // 2 :] = TORN
         return shards
 
-    def write(self, block_ids: Sequence[int], shards: Sequence[Any]) -> None:
+    def write(self, block_ids: Sequence[int], shards: Sequence[Any], *after: Any) -> None:
         """Overwrite the KV of these blocks, or of their first halves."""
-        before = self._inner.read(block_ids)
+        before = self._inner.read(block_ids, *after)
         halves = []
         for block, shard, old in zip(block_ids, shards, before, strict=True):
             if block in self._torn:
-                for new, words in zip(_words(shard), _words(old), strict=True):
-                    words[: len(words) // 2] = new[: len(words) // 2]
+                half = len(_words(old)) // 2
+                _words(old)[:half] = _words(shard)[:half]
             halves.append(old if block in self._torn else shard)
-        self._inner.write(block_ids, halves)
+        self._inner.write(block_ids, halves, *after)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
 
-def rot(shard: Iterable[Any]) -> None:
+def rot(shard: Any) -> None:
     """The memory that a shard lies in fails."""
-    for words in _words(shard):
-        words[:] = ROTTEN
+    _words(shard)[:] = ROTTEN
 
 
-def _words(shard: Iterable[Any]) -> list[Any]:
-    """The 64-bit words of a shard's tensors, each flat and in place."""
-    return [tensor.numpy().reshape(-1).view(np.uint64) for tensor in shard]
+def _words(shard: Any) -> Any:
+    """The 64-bit words of a shard, in place."""
+    return shard.numpy().view(np.uint64)

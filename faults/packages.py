@@ -75,6 +75,10 @@ PACKAGES: tuple[Package, ...] = (
             orders=("repeat", "dialect")),
     Package("peer-gone", "an engine cannot be reached for a while", legal=False,
             actions=("cut",), orders=("cut", "dialect")),
+    Package("slow-device", "streams of the devices get on late, in an order of their own",
+            actions=("stall", "flow"), orders=("device",)),
+    Package("fail-copy", "copies between a device and the host fail", legal=False,
+            actions=("break",), orders=("device",)),
 )  # fmt: skip
 
 TIGHT = 20
@@ -125,13 +129,18 @@ def select(text: str) -> frozenset[str]:
 
 
 def possible(
-    offers: frozenset[str], dialect: bool = False, features: Collection[str] = ()
+    offers: frozenset[str],
+    dialect: bool = False,
+    features: Collection[str] = (),
+    device: bool = False,
 ) -> frozenset[str]:
     """The packages that a world with these orders can carry out.
 
     Requests pass from a prefill to a decode engine only where the target's ``dialect`` is known,
-    and what is stored is damaged only for who says, in its ``features``, that it notices.
+    what is stored is damaged only for who says, in its ``features``, that it notices, and a
+    ``device`` obeys orders only where it is simulated.
     """
     offers |= {"verifies"} & set(features)
     offers |= {"dialect"} if dialect else set()
+    offers |= {"device"} if device else set()
     return frozenset(p.name for p in PACKAGES if offers.issuperset(p.orders))

@@ -259,7 +259,9 @@ class TransportWorld(World):
         ranks = range(engine.shape.ranks) if damage.rank is None else (damage.rank,)
         transport.inner.store.pin(_HARNESS, (key,))
         for rank in ranks:
-            rot(transport.inner.store.read(_HARNESS, key, rank) or ())
+            shard = transport.inner.store.read(_HARNESS, key, rank)
+            if shard is not None:
+                rot(shard)
         transport.inner.store.unpin(_HARNESS)
         engine.trace.emit(Event(Kind.CORRUPTED, engine.index, engine.step_number))
 
@@ -374,7 +376,7 @@ class TransportWorld(World):
         if transfer.direction == "save":
             saved = [transfer.block_ids[i] for i in kept]
             unwritten = engine.memory.unwritten(transport.rank, saved)
-        source, gone = transfer.source, False
+        source, gone, broken = transfer.source, False, engine.device.failures
         if source is not None:
             reached = self.reaches(transport, source)
             gone = reached and self._offer_is_stale(source, transport.rank)
@@ -393,6 +395,8 @@ class TransportWorld(World):
             )
         )
         failed.update(outcome.failed_block_ids)
+        if engine.device.failures != broken:
+            given |= failed
         if not compat.REPORTS_FAILED_LOADS:  # it would, if anybody asked
             self._engine(transport).memory.failed(failed)
         transport.done.append(replace(outcome, failed_block_ids=tuple(sorted(failed))))

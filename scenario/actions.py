@@ -20,6 +20,9 @@ from kvconform.scenario.prompt import Prompt
 Direction = Literal["load", "save", "route", "any"]
 """Transfers into an engine, out of one, requests on their way from prefill to decode; or all."""
 
+Streams = Literal["compute", "copy", "any"]
+"""A device's compute stream, all its others, or all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -260,6 +263,49 @@ class Cut(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Stall(Action):
+    """From now on these streams of a device get on only when somebody waits for them.
+
+    Attributes:
+        streams: which.
+        rank: of whose device; None: of every rank's.
+    """
+
+    do: ClassVar[str] = "stall"
+    streams: Streams = "any"
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flow(Action):
+    """So many pieces of what waits in the devices' streams are done. None: all, and none stalls.
+
+    ``newest_first``: of the streams that can get on, the one that was made last does first; from
+    now on.
+    """
+
+    do: ClassVar[str] = "flow"
+    work: int | None = None
+    newest_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Action):
+    """The next ``copies`` between device and host fail.
+
+    Attributes:
+        copies: how many.
+        late: they fail when they run, and who waits for them hears of it; else when asked for.
+        rank: of whose device; None: of each rank's so many.
+    """
+
+    do: ClassVar[str] = "break"
+    copies: int = 1
+    late: bool = True
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stop(Action):
     """The engines are shut down, whatever is under way; the run is over."""
 
@@ -270,7 +316,7 @@ ACTIONS: Mapping[str, type[Action]] = {
     cls.do: cls
     for cls in (
         Arrive, Abort, Step, Hold, Release, Drop, Busy, Refuse, Forget, Corrupt, Fail, Reset, Tick,
-        Lose, Repeat, Cut, Restart, Redeploy, Stop,
+        Lose, Repeat, Cut, Restart, Redeploy, Stall, Flow, Break, Stop,
     )
 }  # fmt: skip
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 World = Literal["plain", "transport", "mooncake"]
 Caches = Literal["whole", "pairs"]
+Device = Literal["cpu", "ascend-sim"]
+DEVICES: tuple[Device, ...] = get_args(Device)
 
 FEATURES = ("async", "load-failure", "reset", "events", "stats", "worker-meta", "hma", "orders",
-            "pd", "pp", "carry", "keeps", "verifies", "children", "siblings")  # fmt: skip
+            "pd", "pp", "carry", "keeps", "verifies", "children", "siblings", "device")  # fmt: skip
 """What a target may have; most are found by looking at the class or its set-up. Only declared are
 those of :data:`DECLARED`:
 
@@ -55,6 +57,8 @@ class Target:
         until: last one.
         caches: what ``register_kv_caches`` gets for a layer: the ``whole`` KV in one tensor, or
             ``pairs`` of K and V, as vllm-ascend has them.
+        device: what its KV lies on: the host's memory, or a simulated NPU under the real torch_npu
+            (see ``faults/devices``).
         prepare: ``package.module:function`` that is called before the class is imported, or empty.
         install: how the target gets into this environment, for who has not got it.
         scheduler: ``package.module:Class``, the scheduler class that the engines have; empty:
@@ -76,6 +80,7 @@ class Target:
     since: str = ""
     until: str = ""
     caches: Caches = "whole"
+    device: Device = "cpu"
     prepare: str = ""
     install: str = ""
     scheduler: str = ""

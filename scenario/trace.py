@@ -29,6 +29,7 @@ class Kind(StrEnum):
     OPENED = "opened"  # transfer, direction, blocks, planned: bytes are about to move
     MOVED = "moved"  # transfer, direction, blocks, planned, stale, failed, source, ...: bytes moved
     CLOSED = "closed"  # transfer, direction: the connector was told
+    DEVICE = "device"  # waited (copies that did not run at once), misuses [wrong, text]
     WIRE = "wire"  # problem, detail: metadata did not survive the way to the workers unchanged
     OBSERVED = "observed"  # what, half, ...: statistics, events, metadata of workers; see observe
     BROKE = "broke"  # error, where, line, source: vLLM raised outside any hook

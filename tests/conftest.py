@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvconform.engine.installed import require_vllm
+from kvconform.faults.devices import cann
+
+if cann.missing() is None:
+    cann.load()  # vLLM finds torch_npu, and imports it, which without CANN fails
 
 
 @pytest.fixture(scope="session", autouse=True)

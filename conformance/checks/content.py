@@ -20,6 +20,7 @@ RULE_OF: Mapping[str, str] = {
     "other-model": "KVC-508",
     "torn": "KVC-502",
     "rotten": "KVC-605",
+    "unfilled": "KVC-410",
 }
 """The rules of wrong KV whose cause can be read off it."""
 
@@ -32,6 +33,10 @@ _MEANT: Mapping[str, tuple[str, str]] = {
     "rotten": (
         "a failed load, or KV as it was saved",
         "damaged KV: wrong tokens, without an error",
+    ),
+    "unfilled": (
+        "KV as the device has it",
+        "a buffer was read before the copy that fills it: wrong tokens, without an error",
     ),
 }
 """For each of these what was to be read, and what follows."""

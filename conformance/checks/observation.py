@@ -315,7 +315,7 @@ def _leading(names: list[str], there: set[str]) -> int:
     return next((i for i, name in enumerate(names) if name not in there), len(names))
 
 
-_SPOILS = ("fail-load", "lost", "forget", "repeat", "fail-save")
+_SPOILS = ("fail-load", "lost", "forget", "repeat", "fail-save", "fail-copy")
 """After these a connector may leave aside what it has."""
 
 

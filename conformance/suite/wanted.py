@@ -28,6 +28,7 @@ class Wanted:
     extra: str | None = None
     known: str | None = None
     tolerant: str = ""
+    device: str | None = None
     processes: int = 1
 
     @property

@@ -23,9 +23,10 @@ from vllm.distributed.parallel_state import (
 )
 
 from kvconform.connectors.ascend.carrier import AS_STATISTICS, STATISTICS, ReportAsStats
-from kvconform.connectors.ascend.device import select_device
 from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS, SupportsHMA
 from kvconform.connectors.ascend.metadata import StepJobs, WorkerReport
+from kvconform.connectors.ascend.npu import NpuDevice
+from kvconform.connectors.ascend.rank import RankDevice
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.statistics import TransferStats
@@ -68,6 +69,7 @@ class AscendConnector(KVConnectorBase_V1, SupportsHMA):
 
     scheduler_half_class: ClassVar[type[SchedulerHalf]] = SchedulerHalf
     worker_half_class: ClassVar[type[WorkerHalf]] = WorkerHalf
+    npu_device_class: ClassVar[type[NpuDevice]] = NpuDevice
 
     def __init__(
         self,
@@ -90,7 +92,8 @@ class AscendConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = self.scheduler_half_class(settings, transport)
         else:
-            self._worker = self.worker_half_class(settings, transport, select_device(), rank)
+            device = RankDevice(self.npu_device_class, settings.staging_blocks)
+            self._worker = self.worker_half_class(settings, transport, device, rank)
 
     @property
     def scheduler(self) -> SchedulerHalf:

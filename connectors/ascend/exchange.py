@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kvconform.connectors.ascend.device import Device
 from kvconform.connectors.ascend.metadata import Source
-from kvconform.connectors.ascend.mover import carry_out
+from kvconform.connectors.ascend.mover import AtOnce, Mover, carry_out, mover_for
 from kvconform.connectors.ascend.offers import Offers
 from kvconform.connectors.ascend.peers import Peer, Peers
 from kvconform.connectors.ascend.settings import Settings
@@ -41,7 +41,7 @@ class Exchange:
         self._may_offer = may_offer
         self._offers: Offers | None = None
         self._offered: dict[str, Transfer] = {}  # by transfer id, still open
-        self._ended: dict[str, Outcome] = {}  # by transfer id, not reported yet
+        self._mover: Mover = AtOnce(self._pull)  # from within this process
 
     @classmethod
     def of(cls, settings: Settings, rank: int) -> Exchange:
@@ -53,17 +53,18 @@ class Exchange:
 
     def __contains__(self, transfer_id: str) -> bool:
         """Whether a pull has not been reported."""
-        return transfer_id in self._ended or (
+        return transfer_id in self._mover or (
             self._peers is not None and transfer_id in self._peers
         )
 
     def register(self, device: Device) -> None:
-        """From now on this rank can be read, if it may be.
+        """From now on this rank can pull, and be read, if it may be.
 
         Raises:
             ValueError: not at the address that was configured.
             AddressTakenError: someone else can be read there.
         """
+        self._mover = mover_for(device, f"{self._engine_id} {self._rank}", self._pull)
         if not self._may_offer:
             return
         self._offers = Offers(self._engine_id, self._rank, device)
@@ -71,22 +72,23 @@ class Exchange:
             self._peers.serve(self._offers)
 
     def submit(self, transfer: Transfer) -> None:
-        """Pulls within the process have ended when this returns, others go on in the background."""
+        """Pulls from other processes go on in the background, and offers until they are read."""
         if transfer.direction == "offer":
             assert self._offers is not None
             self._offered[transfer.id] = transfer
-            self._offers.put(transfer.id, transfer.seconds)
+            self._offers.put(transfer.id, transfer.seconds, transfer.after)
             return
         end = self._other_end(transfer.source)
-        if isinstance(end, Peer):
-            end.mover.submit(transfer)
-        else:
-            self._ended[transfer.id] = carry_out(end.pull, transfer, time.monotonic())
+        mover = end.mover if isinstance(end, Peer) else self._mover
+        mover.submit(transfer)
 
     def move(self, transfer: Transfer) -> Outcome:
         """Pull now, wherever from; the outcome is not kept for ``poll``."""
         end = self._other_end(transfer.source)
         return carry_out(end.pull, transfer, time.monotonic() + end.seconds)
+
+    def _pull(self, transfer: Transfer, deadline: float) -> Sequence[int]:
+        return self._other_end(transfer.source).pull(transfer, deadline)
 
     def release(self, source: Source) -> None:
         """Never waits."""
@@ -94,24 +96,23 @@ class Exchange:
 
     def poll(self) -> list[Outcome]:
         """Pulls and offers that ended."""
-        for offer_id in self._offers.ended() if self._offers is not None else ():
-            if offer_id in self._offered:  # not after shutdown
-                self._ended[offer_id] = self._offered.pop(offer_id).ended()
-        ended = list(self._ended.values())
-        self._ended.clear()
-        return ended + (self._peers.poll() if self._peers is not None else [])
+        over = self._offers.ended() if self._offers is not None else ()
+        # Not after shutdown: then nothing is offered.
+        offers = [self._offered.pop(name).ended() for name in over if name in self._offered]
+        pulls = self._peers.poll() if self._peers is not None else []
+        return offers + self._mover.poll() + pulls
 
     def wait(self, transfer_id: str) -> Outcome:
         """A pull's."""
         if self._peers is not None and transfer_id in self._peers:
             return self._peers.wait(transfer_id)
-        return self._ended.pop(transfer_id)
+        return self._mover.wait(transfer_id)
 
     def shutdown(self) -> None:
         """No other process reads or is read any more; the threads have ended."""
         if self._peers is not None:
             self._peers.close()
-        self._ended.clear()
+        self._mover.close()
         self._offered.clear()
 
     def _other_end(self, source: Source | None) -> Peer | _Neighbour:
@@ -140,7 +141,7 @@ class _Neighbour:
             shards = self._offers.read(source.offer_id, source.block_ids)
         if shards is None:  # it came too late, or the engine is gone
             return transfer.block_ids
-        transfer.device.write(transfer.block_ids, shards)
+        transfer.device.write(transfer.block_ids, shards, transfer.after)
         self.release(source.offer_id)
         return ()
 

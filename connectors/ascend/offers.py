@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from kvconform.connectors.ascend.device import Device
+from kvconform.connectors.ascend.device import Device, Mark
 from kvconform.connectors.ascend.store import Shard
 
 
@@ -39,18 +39,24 @@ class Offers:
         self._device = device
         self._lock = threading.Lock()
         self._deadlines: dict[str, float] = {}  # of open offers, on the monotonic clock
+        self._marks: dict[str, Mark | None] = {}  # of open offers: when their blocks are there
         self._early: set[str] = set()  # closed before they were told
         self._told = -1  # highest number
         self._ended: list[str] = []
         self._ranks[engine_id, rank] = self
+
+    @property
+    def layout(self) -> str:
+        """See ``Device.layout``."""
+        return self._device.layout
 
     @classmethod
     def of(cls, engine_id: str, rank: int) -> Offers | None:
         """The offers of an engine's rank, if it lives in this process."""
         return cls._ranks.get((engine_id, rank))
 
-    def put(self, offer_id: str, seconds: float) -> None:
-        """An offer is open, for ``seconds`` at most."""
+    def put(self, offer_id: str, seconds: float, after: Mark | None = None) -> None:
+        """An offer is open, for ``seconds`` at most; its blocks are there ``after`` that mark."""
         with self._lock:
             self._told = max(self._told, _number(offer_id))
             if offer_id in self._early:
@@ -58,6 +64,7 @@ class Offers:
                 self._ended.append(offer_id)
             else:
                 self._deadlines[offer_id] = time.monotonic() + seconds
+                self._marks[offer_id] = after
 
     def read(self, offer_id: str, block_ids: Sequence[int]) -> list[Shard] | None:
         """Read blocks of an offer; None when it has ended."""
@@ -65,13 +72,13 @@ class Offers:
             self._expire()
             if not self._is_open(offer_id):
                 return None
-            return self._device.read(block_ids)
+            return self._device.read(block_ids, self._marks.get(offer_id))
 
     def close(self, offer_id: str) -> None:
         """Its reader needs it no longer; an offer that has ended stays so."""
         with self._lock:
-            if self._deadlines.pop(offer_id, None) is not None:
-                self._ended.append(offer_id)
+            if offer_id in self._deadlines:
+                self._end(offer_id)
             elif self._is_open(offer_id):
                 self._early.add(offer_id)
 
@@ -90,8 +97,11 @@ class Offers:
     def _expire(self) -> None:
         now = time.monotonic()
         for offer_id in [o for o, deadline in self._deadlines.items() if deadline <= now]:
-            del self._deadlines[offer_id]
-            self._ended.append(offer_id)
+            self._end(offer_id)
+
+    def _end(self, offer_id: str) -> None:
+        del self._deadlines[offer_id], self._marks[offer_id]
+        self._ended.append(offer_id)
 
 
 def _number(offer_id: str) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from kvconform.connectors.ascend.link import Link
 from kvconform.connectors.ascend.metadata import Source
-from kvconform.connectors.ascend.mover import Mover
+from kvconform.connectors.ascend.mover import Thread
 from kvconform.connectors.ascend.offers import Offers
 from kvconform.connectors.ascend.service import Service
 from kvconform.connectors.ascend.settings import Endpoint
@@ -64,6 +64,8 @@ class OfferServer:
         if message.rank != self._rank:
             raise WireError(f"this is rank {self._rank}, not {message.rank}")
         match message.op:
+            case "pull" if message.layout != self._offers.layout:
+                raise WireError("KV is laid out in another way here")
             case "pull":
                 return Message("ok", message.number, shards=tuple(self._pull(message)))
             case "release":
@@ -105,7 +107,7 @@ class Peer:
         self.seconds = endpoint.transfer_seconds
         self._rank = rank
         self._link = Link(endpoint, title)
-        self.mover = Mover(endpoint.address, self.seconds, self.pull)
+        self.mover = Thread(endpoint.address, self.seconds, self.pull)
 
     def pull(self, transfer: Transfer, deadline: float) -> Sequence[int]:
         """Copy the blocks, as many as fit in a message at a time.
@@ -125,11 +127,13 @@ class Peer:
                     holder=source.offer_id,
                     rank=self._rank,
                     blocks=there[:_ASKED_AT_ONCE],
+                    layout=transfer.device.layout,
                 )
                 count = len(answer.shards)
                 if not count:
                     raise GoneError("the offer has ended")
-                transfer.device.write(here[:count], [unpack(shard) for shard in answer.shards])
+                shards = [unpack(shard) for shard in answer.shards]
+                transfer.device.write(here[:count], shards, transfer.after)
                 here, there = here[count:], there[count:]
         finally:
             self.release(source.offer_id)  # it is not read again, whatever happened

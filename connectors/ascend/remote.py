@@ -22,7 +22,7 @@ from kvconform.connectors.ascend.device import Device
 from kvconform.connectors.ascend.exchange import Exchange
 from kvconform.connectors.ascend.link import Link
 from kvconform.connectors.ascend.metadata import Source
-from kvconform.connectors.ascend.mover import Mover
+from kvconform.connectors.ascend.mover import Thread
 from kvconform.connectors.ascend.server import StoreServer
 from kvconform.connectors.ascend.service import AddressTakenError
 from kvconform.connectors.ascend.settings import RemoteStore, Settings
@@ -64,7 +64,7 @@ class RemoteTransport:
         self._lookups: dict[tuple[bytes, ...], tuple[float, Future[Message]]] = {}
         self._exchange = exchange or Exchange("", rank)
         shards = _Shards(self.link, remote, rank)
-        self._mover = Mover(remote.address, remote.transfer_seconds, shards.move)
+        self._mover = Thread(remote.address, remote.transfer_seconds, shards.move)
 
     # -- beside the scheduler ---------------------------------------------------------------------
 
@@ -199,9 +199,8 @@ class _Shards:
             seen, *found = answer.answer
             if not seen:
                 raise WireError("a shard is larger than a message")
-            transfer.device.write(
-                [blocks[index] for index in found], [unpack(shard) for shard in answer.shards]
-            )
+            shards = [unpack(shard) for shard in answer.shards]
+            transfer.device.write([blocks[index] for index in found], shards, transfer.after)
             missing = set(range(seen)).difference(found)
             failed += [blocks[index] for index in sorted(missing)]
             keys, blocks = keys[seen:], blocks[seen:]
@@ -210,7 +209,8 @@ class _Shards:
     def _save(self, transfer: Transfer, deadline: float) -> list[int]:
         """Blocks that the store did not take."""
         failed: list[int] = []
-        packed = [pack(shard) for shard in transfer.device.read(transfer.block_ids)]
+        shards = transfer.device.read(transfer.block_ids, transfer.after)
+        packed = [pack(shard) for shard in shards]
         for part in self._portions(packed):
             answer = self._ask(
                 "write", transfer, deadline, keys=transfer.keys[part], shards=tuple(packed[part])
@@ -231,7 +231,14 @@ class _Shards:
         yield slice(start, len(packed))
 
     def _ask(self, op: str, transfer: Transfer, deadline: float, **fields: Any) -> Message:
-        return self._link.ask_until(deadline, op, holder=transfer.id, rank=self._rank, **fields)
+        return self._link.ask_until(
+            deadline,
+            op,
+            holder=transfer.id,
+            rank=self._rank,
+            layout=transfer.device.layout,
+            **fields,
+        )
 
 
 def connect(

@@ -20,13 +20,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from kvconform.connectors.ascend.leases import Leases
 from kvconform.connectors.ascend.service import AddressTakenError, Service
 from kvconform.connectors.ascend.settings import RemoteStore
 from kvconform.connectors.ascend.store import HostStore
-from kvconform.connectors.ascend.wire import Buffer, Message, WireError, store_title
+from kvconform.connectors.ascend.wire import (
+    Buffer,
+    Message,
+    WireError,
+    pack,
+    store_title,
+    unpack,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ class StoreServer:
     """A thread that serves a store until it is closed.
 
     Args:
-        store: what is served; shards in it are packed, so it is of use to clients only.
+        store: what is served.
         name: of the store; clients that want another one are refused.
         remote: where, for whom, and for how long.
         clock: seconds, for the leases.
@@ -58,6 +63,7 @@ class StoreServer:
         self._store = store
         self._leases = Leases(store, remote.lease_seconds)
         self._max_bytes = remote.max_message_bytes
+        self._layout = ""  # of all shards, as soon as there are some
         self._clock = clock
         self._service = Service(
             remote,
@@ -82,6 +88,8 @@ class StoreServer:
     def _answer(self, message: Message) -> Message:
         if message.rank >= self._store.world_size:
             raise WireError(f"no rank {message.rank} here")
+        if message.layout != (self._layout or message.layout) and message.op in ("read", "write"):
+            raise WireError("KV is laid out in another way here")
         self._leases.hear(message.sender, self._clock())
         return self._do(message)
 
@@ -133,25 +141,23 @@ class StoreServer:
             shard = self._store.read(message.holder, key, message.rank)
             if shard is None:
                 continue
-            (packed,) = shard
-            size += packed.numel()
+            size += shard.numel()
             if size > self._max_bytes:
                 return (index, *found), tuple(shards)
             found.append(index)
-            shards.append(memoryview(packed.numpy()))
+            shards.append(pack(shard))
         return (len(message.keys), *found), tuple(shards)
 
     def _write(self, message: Message) -> tuple[int, ...]:
         """The indices of the keys whose shards the store has taken."""
+        self._layout = message.layout
         if len(message.keys) != len(message.shards) or not all(map(len, message.shards)):
             raise WireError("not one shard for each key")
         return tuple(
             index
             for index, (key, shard) in enumerate(zip(message.keys, message.shards, strict=True))
             # The memory that it arrived in is the store's from now on.
-            if self._store.write(
-                message.holder, key, message.rank, (torch.frombuffer(shard, dtype=torch.uint8),)
-            )
+            if self._store.write(message.holder, key, message.rank, unpack(shard))
         )
 
 

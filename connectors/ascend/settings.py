@@ -10,6 +10,7 @@ key                 default  meaning
 ``async_min_blocks`` 2       loads of at least so many blocks run while the request waits; shorter
                              ones are done before the forward
 ``transport``       none     ``package.module:factory``, see ``transport.make_transport``
+``staging_blocks``  64       KV blocks that fit in each of a rank's four pinned buffers, see ``npu``
 ``verify``          false    keep a CRC-32 of each shard in the store, and load none that has
                              changed since, at the cost of reading each once more
 ``offer_seconds``   60       how long an engine that prefills keeps a request's blocks for the one
@@ -190,6 +191,7 @@ class Settings:
         peers: how its ranks talk to those of other engines, and at which address they offer, or
             at none ("").
         verify: see the module.
+        staging_blocks: see the module.
         layout: names what KV depends on beside a request: model, data type, block size.
         announces: vLLM publishes KV events (``--kv-events-config``).
         instance: tells the engine from one of the same name before it.
@@ -211,6 +213,7 @@ class Settings:
     remote: RemoteStore | None = None
     peers: Endpoint | None = None
     verify: bool = False
+    staging_blocks: int = 64
     layout: bytes = field(default=b"", compare=False)
     announces: bool = False
     instance: str = field(default="", compare=False)
@@ -259,6 +262,7 @@ class Settings:
             remote=RemoteStore.read(extra),
             peers=_read_peers(extra, world_size, transfer.is_kv_producer),
             verify=_flag(extra, "verify"),
+            staging_blocks=_count(extra, "staging_blocks", cls.staging_blocks),
             layout=_layout(vllm_config),
             announces=events is not None and events.enable_kv_cache_events,
             instance=vllm_config.instance_id,

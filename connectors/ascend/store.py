@@ -18,13 +18,13 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
 
-Shard = tuple[torch.Tensor, ...]
-"""One KV block of one rank: a host tensor per layer (two where K and V are separate)."""
+Shard: TypeAlias = torch.Tensor
+"""One KV block of one rank, all layers: its bytes, in host memory. Tensors of ``uint8``."""
 
 
 class Watcher(Protocol):
@@ -148,7 +148,7 @@ class HostStore:
     def read(self, holder: str, key: bytes, rank: int) -> Shard | None:
         """A rank's shard of what ``holder`` pinned under ``key``; None if it pinned no such thing.
 
-        The tensors are the store's own: read only. None too if they have changed all the same.
+        It is the store's own: read only. None too if it has changed all the same.
         """
         with self._lock:
             entry = self._pinned_by.get(holder, {}).get(key)
@@ -280,8 +280,5 @@ class HostStore:
 
 
 def _sum(shard: Shard) -> int:
-    """CRC-32 of a shard's bytes."""
-    checksum = 0
-    for tensor in shard:
-        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), checksum)
-    return checksum
+    """CRC-32 of a shard."""
+    return zlib.crc32(shard.numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvconform.connectors.ascend.device import Device
+from kvconform.connectors.ascend.device import Device, Mark
 from kvconform.connectors.ascend.metadata import Direction, Source
 
 
@@ -25,6 +25,7 @@ class Transfer:
         keys: names of the blocks in the store, in the order of ``block_ids``.
         block_ids: device blocks of this rank.
         device: the rank's KV memory.
+        after: what the device had been given to do before, see ``Device.mark``.
         source: of a pull: whose blocks.
         seconds: of an offer: how long its lease runs.
     """
@@ -36,6 +37,7 @@ class Transfer:
     keys: tuple[bytes, ...]
     block_ids: tuple[int, ...]
     device: Device
+    after: Mark | None = None
     source: Source | None = None
     seconds: float = 0.0
 

@@ -8,12 +8,14 @@ them, so a remote store needs another transport and no other change.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kvconform.connectors.ascend.device import Device
 from kvconform.connectors.ascend.exchange import Exchange
 from kvconform.connectors.ascend.metadata import Source
+from kvconform.connectors.ascend.mover import AtOnce, Mover, carry_out, mover_for
 from kvconform.connectors.ascend.remote import connect
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.store import HostStore, Watcher
@@ -89,7 +91,7 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """The store is in this process, and bytes move at once.
+    """The store is in this process, and bytes move at once where the device lets them.
 
     That is the case when scheduler and worker share the process (one rank, vLLM's ``uni`` executor,
     the default for world size 1). With a process for each rank, a worker finds no pin and no
@@ -106,7 +108,7 @@ class LocalTransport:
         self.store = store
         self.rank = rank
         self._exchange = exchange or Exchange("", rank)
-        self._ended: dict[str, Outcome] = {}  # by transfer id, not reported yet
+        self._mover: Mover = AtOnce(self._move)
 
     def lookup(self, keys: Sequence[bytes]) -> int | None:
         """See ``Transport``; this one always knows."""
@@ -144,14 +146,13 @@ class LocalTransport:
 
     def register(self, device: Device) -> None:
         """See ``Transport``."""
+        self._mover = mover_for(device, f"rank {self.rank}", self._move)
         self._exchange.register(device)
 
     def submit(self, transfer: Transfer) -> None:
-        """See ``Transport``; loads and saves have ended when this returns."""
-        if transfer.direction in ("pull", "offer"):
-            self._exchange.submit(transfer)
-        else:
-            self._ended[transfer.id] = self.move(transfer)
+        """See ``Transport``."""
+        end = self._exchange if transfer.direction in ("pull", "offer") else self._mover
+        end.submit(transfer)
 
     def release(self, source: Source) -> None:
         """See ``Transport``."""
@@ -159,9 +160,7 @@ class LocalTransport:
 
     def poll(self) -> list[Outcome]:
         """See ``Transport``."""
-        ended = list(self._ended.values())
-        self._ended.clear()
-        return ended + self._exchange.poll()
+        return self._mover.poll() + self._exchange.poll()
 
     def wait(self, transfer_id: str) -> Outcome:
         """See ``Transport``.
@@ -169,13 +168,12 @@ class LocalTransport:
         Raises:
             KeyError: no such transfer was submitted, or its outcome has been reported.
         """
-        if transfer_id in self._exchange:
-            return self._exchange.wait(transfer_id)
-        return self._ended.pop(transfer_id)
+        end = self._exchange if transfer_id in self._exchange else self._mover
+        return end.wait(transfer_id)
 
     def shutdown(self) -> None:
         """See ``Transport``."""
-        self._ended.clear()
+        self._mover.close()
         self._exchange.shutdown()
 
     def move(self, transfer: Transfer) -> Outcome:
@@ -185,8 +183,12 @@ class LocalTransport:
         """
         if transfer.direction == "pull":
             return self._exchange.move(transfer)
+        return carry_out(self._move, transfer, math.inf)
+
+    def _move(self, transfer: Transfer, deadline: float) -> Sequence[int]:
+        """Blocks that were not moved; it takes no longer than the device does."""
         move = {"load": self._load, "save": self._save}[transfer.direction]
-        return transfer.ended(move(transfer))
+        return move(transfer)
 
     def _load(self, transfer: Transfer) -> list[int]:
         found, shards, missing = [], [], []
@@ -197,11 +199,11 @@ class LocalTransport:
             else:
                 found.append(block_id)
                 shards.append(shard)
-        transfer.device.write(found, shards)
+        transfer.device.write(found, shards, transfer.after)
         return missing
 
     def _save(self, transfer: Transfer) -> list[int]:
-        shards = transfer.device.read(transfer.block_ids)
+        shards = transfer.device.read(transfer.block_ids, transfer.after)
         return [
             block_id
             for key, block_id, shard in zip(transfer.keys, transfer.block_ids, shards, strict=True)

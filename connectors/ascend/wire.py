@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,9 @@ import torch
 
 from kvconform.connectors.ascend.store import Shard
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"KVS"
 _PREAMBLE = struct.Struct("!3sB32s")
-_LAYOUT_SIZE = struct.Struct("!I")
-_ALIGNMENT = 64  # of the first tensor in a packed shard, in bytes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -51,10 +48,11 @@ class Message:
         rank: whose shards.
         keys: blocks of the store, in the order of ``shards`` where there are some.
         blocks: blocks of a device.
+        layout: of the shards that are moved, see ``Device.layout``.
         holders: all that the client holds.
         answer: what the other end says, by ``op`` of the request.
         reason: of a refusal.
-        shards: packed, see ``pack``.
+        shards: see ``pack``.
     """
 
     op: str
@@ -65,6 +63,7 @@ class Message:
     rank: int = 0
     keys: tuple[bytes, ...] = ()
     blocks: tuple[int, ...] = ()
+    layout: str = ""
     holders: tuple[str, ...] = ()
     answer: tuple[int, ...] = ()
     reason: str = ""
@@ -176,6 +175,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "rank": _count,
     "keys": _list(bytes.fromhex),
     "blocks": _list(_count),
+    "layout": _text,
     "holders": _list(_text),
     "answer": _list(_count),
     "reason": _text,
@@ -188,36 +188,16 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 
 def pack(shard: Shard) -> memoryview:
-    """A shard as bytes: the size of the layout, the layout (types and shapes) in JSON, the tensors.
-
-    The store keeps it like that and looks at nothing in it.
-    """
-    layout = json.dumps([[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in shard])
-    layout += " " * (-(_LAYOUT_SIZE.size + len(layout)) % _ALIGNMENT)
-    head = bytearray(_LAYOUT_SIZE.pack(len(layout)) + layout.encode())
-    parts = [torch.frombuffer(head, dtype=torch.uint8)]
-    parts += [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in shard]
-    return memoryview(torch.cat(parts).numpy())
+    """A shard as a frame, in its own memory."""
+    return memoryview(shard.numpy())
 
 
-def unpack(packed: Buffer) -> Shard:
-    """The shard, in the memory of ``packed``.
+def unpack(frame: Buffer) -> Shard:
+    """A frame as a shard, in its own memory.
 
     Raises:
-        WireError: these are not the bytes of a shard.
+        WireError: it is empty.
     """
-    try:
-        (size,) = _LAYOUT_SIZE.unpack_from(packed)
-        offset = _LAYOUT_SIZE.size + size
-        shard = []
-        for name, shape in json.loads(bytes(packed[_LAYOUT_SIZE.size : offset])):
-            dtype = getattr(torch, name)
-            count = math.prod(shape)
-            flat = torch.frombuffer(packed, dtype=dtype, count=count, offset=offset)
-            shard.append(flat.reshape(shape))
-            offset += count * dtype.itemsize
-        if offset != len(packed):
-            raise ValueError(f"{len(packed)} bytes, not {offset}")
-    except (struct.error, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise WireError(f"not a shard: {error}") from error
-    return tuple(shard)
+    if not len(frame):
+        raise WireError("an empty shard")
+    return torch.frombuffer(frame, dtype=torch.uint8)

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from kvconform.connectors.ascend.device import Device, KVCache
+from kvconform.connectors.ascend.device import Device
 from kvconform.connectors.ascend.groups import NAMES_FAILED_REQUESTS
 from kvconform.connectors.ascend.metadata import Closing, Direction, Job, StepJobs, WorkerReport
+from kvconform.connectors.ascend.planes import KVCache
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.statistics import Tally
 from kvconform.connectors.ascend.transport import Outcome, Transfer, Transport
@@ -145,6 +146,8 @@ class WorkerHalf:
         """Submit those of this step's jobs that have not been; which they were."""
         jobs = [job for job in self._to_start if job.direction in directions]
         self._to_start = [job for job in self._to_start if job.direction not in directions]
+        # Not later: what this step goes on to launch is none of their business.
+        after = self.device.mark() if jobs else None
         for job in jobs:
             if job.direction == "release":
                 assert job.source is not None
@@ -162,6 +165,7 @@ class WorkerHalf:
                     keys=job.keys,
                     block_ids=job.block_ids,
                     device=self.device,
+                    after=after,
                     source=job.source,
                     seconds=self.lease_seconds,
                 )

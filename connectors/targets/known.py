@@ -21,6 +21,7 @@ _STORE = MappingProxyType(
         "store": "{run}",
         "capacity_blocks": "{store_blocks}",
         "verify": True,
+        "staging_blocks": 2,
     }
 )
 
@@ -62,6 +63,7 @@ def _zoo(mutant: Mutant) -> Target:
         scheduler=scheduler,
         extra=_stores(children) if children else MappingProxyType({**_STORE, **mutant.extra}),
         world="transport",
+        device=mutant.device,
         title=mutant.says,
         shape={"window": 0, **mutant.shape},
         dialect=_DIALECT,

@@ -14,7 +14,7 @@ from kvconform.connectors.targets.known import KNOWN
 from kvconform.scenario.codec import decode
 from kvconform.scenario.errors import UsageError
 from kvconform.scenario.shape import Shape
-from kvconform.scenario.target import FEATURES, Target
+from kvconform.scenario.target import DEVICES, FEATURES, Target
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
@@ -77,6 +77,7 @@ def with_flags(
     extra: str | None,
     world: str | None = None,
     tolerant: str = "",
+    device: str | None = None,
 ) -> Target:
     """A target with what flags say; flags override.
 
@@ -92,6 +93,8 @@ def with_flags(
         changes["tolerant"] = tuple(filter(None, (r.strip().upper() for r in tolerant.split(","))))
     if world is not None:
         changes["world"] = world
+    if device is not None:
+        changes["device"] = device
     return checked(dataclasses.replace(target, **changes), "--role")
 
 
@@ -128,6 +131,10 @@ def checked(target: Target, where: str) -> Target:
         isinstance(said, Mapping) for said in target.dialect.values()
     ):
         raise UsageError(f"{where}: dialect has the tables 'prefill' and 'decode' and no other.")
+    if target.device not in DEVICES:
+        raise UsageError(
+            f"{where}: there is no device {target.device!r}; known are {', '.join(DEVICES)}."
+        )
     if target.role not in ROLES:
         raise UsageError(f"{where}: role must be one of {', '.join(ROLES)}, got {target.role!r}.")
     return target

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm.v1.request import RequestStatus
 
 from kvconform.connectors.ascend.connector import AscendConnector
-from kvconform.connectors.ascend.device import KVCache
 from kvconform.connectors.ascend.metadata import Direction, Job, StepJobs
 from kvconform.connectors.ascend.offers import Offers
+from kvconform.connectors.ascend.planes import KVCache
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.transport import Outcome
 from kvconform.connectors.ascend.worker import WorkerHalf

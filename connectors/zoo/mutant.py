@@ -35,6 +35,7 @@ class Mutant:
         keeps: it is a mutant of a connector that keeps what has ended.
         rare: why it takes a lucky history to see it; empty: it does not.
         until: last vLLM on which it is wrong; empty: it still is.
+        device: what its KV has to lie on.
         children: of a composition: the class of each child; ``right`` is the reference connector.
     """
 
@@ -52,6 +53,7 @@ class Mutant:
     keeps: bool = True
     rare: str = ""
     until: str = ""
+    device: Literal["cpu", "ascend-sim"] = "cpu"
     children: tuple[str, ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvconform.connectors.ascend.connector import AscendConnector
@@ -10,7 +10,6 @@ from kvconform.connectors.ascend.device import Device
 from kvconform.connectors.ascend.metadata import StepJobs
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.settings import Settings
-from kvconform.connectors.ascend.store import Shard
 from kvconform.connectors.ascend.transport import Transport
 from kvconform.connectors.ascend.worker import WorkerHalf
 from kvconform.connectors.zoo.memory import _SavesAtOnce, _SentByNobody
@@ -53,13 +52,10 @@ class _HalfABlock:
     def __init__(self, inner: Device) -> None:
         self.inner = inner
 
-    def write(self, block_ids: Sequence[int], shards: Sequence[Shard]) -> None:
-        before = self.inner.read(block_ids)
-        for shard, old in zip(shards, before, strict=True):
-            for new, kept in zip(shard, old, strict=True):
-                half = new.shape[-2] // 2  # heads, tokens, K and V
-                kept[..., :half, :].copy_(new[..., :half, :])
-        self.inner.write(block_ids, before)
+    def register_kv_caches(self, kv_caches: Mapping[str, Any], num_blocks: int | None) -> None:
+        # Heads, tokens, K and V.
+        halves = {name: cache.chunk(2, dim=-2)[0] for name, cache in kv_caches.items()}
+        self.inner.register_kv_caches(halves, num_blocks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

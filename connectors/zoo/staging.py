@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvconform.connectors.ascend.connector import AscendConnector
-from kvconform.connectors.ascend.device import Device
+from kvconform.connectors.ascend.device import Device, Mark
 from kvconform.connectors.ascend.metadata import Direction, StepJobs
 from kvconform.connectors.ascend.scheduler import SchedulerHalf
 from kvconform.connectors.ascend.store import Shard
@@ -102,7 +102,9 @@ class _OneBuffer:
         self._buffer: list[Shard] = []
         self._copies: list[tuple[int, ...]] = []  # device blocks, in the buffer's order
 
-    def write(self, block_ids: Sequence[int], shards: Sequence[Shard]) -> None:
+    def write(
+        self, block_ids: Sequence[int], shards: Sequence[Shard], after: Mark | None = None
+    ) -> None:
         self._buffer[: len(shards)] = shards
         self._copies.append(tuple(block_ids))
 

@@ -29,7 +29,7 @@ def make_device(first: float = 0.0) -> CpuDevice:
 
 def values(device: CpuDevice) -> list[float]:
     """What fills the blocks of the first layer."""
-    return [float(shard[0][0]) for shard in device.read(range(4))]
+    return [float(shard.view(torch.float32)[0]) for shard in device.read(range(4))]
 
 
 def hear(connection: Connection) -> Any:

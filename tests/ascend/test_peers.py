@@ -15,7 +15,7 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
 from kvconform.connectors.ascend import peers
-from kvconform.connectors.ascend.device import CpuDevice
+from kvconform.connectors.ascend.device import CpuDevice, Mark
 from kvconform.connectors.ascend.metadata import Direction, Job, Source, StepJobs
 from kvconform.connectors.ascend.service import AddressTakenError
 from kvconform.connectors.ascend.settings import Endpoint, RemoteStore, Settings
@@ -147,10 +147,10 @@ class Gated(CpuDevice):
         self._planes = make_device()._planes
         self.entered, self.gate = threading.Event(), threading.Event()
 
-    def read(self, block_ids: Sequence[int]) -> list[Shard]:
+    def read(self, block_ids: Sequence[int], after: Mark | None = None) -> list[Shard]:
         self.entered.set()
         assert self.gate.wait(LIMIT)
-        return super().read(block_ids)
+        return super().read(block_ids, after)
 
 
 # -- another process ------------------------------------------------------------------------------
@@ -164,11 +164,11 @@ def be_a_rank(connection: Connection, settings: Settings, rank: int) -> None:
 
         stalls = False
 
-        def read(self, block_ids: Sequence[int]) -> list[Shard]:
+        def read(self, block_ids: Sequence[int], after: Mark | None = None) -> list[Shard]:
             if self.stalls:
                 connection.send("reading")
                 threading.Event().wait()
-            return super().read(block_ids)
+            return super().read(block_ids, after)
 
     device = Told()
     device._planes = make_device(100.0 * (rank + 1))._planes
@@ -289,7 +289,7 @@ class TestOffers:
         assert values(device) == [103, 102, 101, 100]
 
     def test_a_block_that_fits_in_no_message(self, make: Make, address: str) -> None:
-        terms = at(address, max_message_bytes=800)
+        terms = at(address, max_message_bytes=799)
         make(prefill_settings(address, peers=terms)).step(OFFER)
         assert make().pull(source(address)) == {0, 3}
 
