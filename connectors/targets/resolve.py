@@ -104,6 +104,8 @@ def with_flags(
         changes["world"] = world
     if device is not None:
         changes["device"] = device
+        if device == "ascend-sim":
+            changes["caches"] = "pairs"  # what vllm-ascend registers
     return checked(dataclasses.replace(target, **changes), "--role")
 
 
