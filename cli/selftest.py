@@ -84,7 +84,7 @@ def _possible(mutants: list[Mutant]) -> list[Mutant]:
     there = [m for m in mutants if m.device == "cpu" or reason is None]
     if len(there) < len(mutants):
         left_out = len(mutants) - len(there)
-        print(f"kvconform: {left_out} mutants of a device are left out. {reason}", file=sys.stderr)
+        print(f"kvconform: mutants of a device, left out: {left_out}. {reason}", file=sys.stderr)
     return there
 
 
