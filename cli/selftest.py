@@ -19,6 +19,7 @@ from kvconform.connectors.targets.resolve import resolve
 from kvconform.connectors.zoo.catalogue import BY_NAME, MUTANTS
 from kvconform.connectors.zoo.mutant import Mutant
 from kvconform.connectors.zoo.sample import SAMPLE
+from kvconform.faults.devices import cann
 from kvconform.reports.kills import table
 from kvconform.scenario.errors import UsageError
 
@@ -32,7 +33,7 @@ def selftest(options: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such mutant or shard, or the file is of something else.
     """
-    quarries = _quarries(_chosen(options.mutant, options.shard, options.sample))
+    quarries = _quarries(_possible(_chosen(options.mutant, options.shard, options.sample)))
     seconds = SAMPLE_SECONDS if options.sample else SECONDS
     path = Path(options.json) if options.json and options.json != "-" else None
     known = _known(path, options.seed, seconds) if path else {}
@@ -77,6 +78,16 @@ def _chosen(names: str, shard: str, sample: bool) -> list[Mutant]:
     return chosen[index - 1 :: count]
 
 
+def _possible(mutants: list[Mutant]) -> list[Mutant]:
+    """Those for which there is a device; who is left out does not count."""
+    reason = cann.missing()
+    there = [m for m in mutants if m.device == "cpu" or reason is None]
+    if len(there) < len(mutants):
+        left_out = len(mutants) - len(there)
+        print(f"kvconform: mutants of a device, left out: {left_out}. {reason}", file=sys.stderr)
+    return there
+
+
 def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
     """The mutants, and the right connector for each set of shapes and packages among them."""
     ascend, multi = resolve("ascend"), resolve("multi")
@@ -89,10 +100,12 @@ def _quarries(mutants: Sequence[Mutant]) -> list[Quarry]:
                    mutant.shape, mutant.faults, mutant.until)
         )  # fmt: skip
         where = ", ".join(
-            [*(f"{k}={v}" for k, v in mutant.shape.items()), *mutant.faults]
+            [*(f"{k}={v}" for k, v in mutant.shape.items()), *mutant.faults,
+             *([mutant.device] if mutant.device != "cpu" else ())]
         ) or "any shape"  # fmt: skip
         # What vLLM itself owes is looked at only where a wrong scheduler is.
         right = multi if mutant.children else ascend
+        right = dataclasses.replace(right, device=target.device, caches=target.caches)
         own, rules = ("composition" if mutant.children else "connector"), set[str]()
         if mutant.is_scheduler:
             own, rules = "scheduler", {*mutant.rules}

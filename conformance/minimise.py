@@ -14,11 +14,13 @@ from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
+    Break,
     Busy,
     Corrupt,
     Cut,
     Drop,
     Fail,
+    Flow,
     Forget,
     Hold,
     Lose,
@@ -28,6 +30,7 @@ from kvconform.scenario.actions import (
     Repeat,
     Reset,
     Restart,
+    Stall,
     Step,
     Tick,
 )
@@ -248,6 +251,25 @@ def simpler(action: Action) -> Iterator[Action]:
                 yield replace(action, blocks="all")
             for k in _lower(transfers, 1):
                 yield replace(action, transfers=k)
+        case Stall(streams, rank):
+            if rank is not None:
+                yield replace(action, rank=None)
+            if streams != "any":
+                yield replace(action, streams="any")
+        case Flow(work, newest_first):
+            if newest_first:
+                yield replace(action, newest_first=False)
+            if work is not None:
+                yield replace(action, work=None)
+                for k in _lower(work, 1):
+                    yield replace(action, work=k)
+        case Break(copies, late, rank):
+            if rank is not None:
+                yield replace(action, rank=None)
+            if not late:
+                yield replace(action, late=True)
+            for k in _lower(copies, 1):
+                yield replace(action, copies=k)
         case Tick(seconds):
             for more in (1.0, 61.0):
                 if more < seconds:

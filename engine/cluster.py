@@ -129,8 +129,8 @@ class Cluster:
         world.begin(self)
         self._halt = halt
         self.device = device or Device()
-        self._waited = 0
         self.device.begin(shape.engines, shape.ranks)
+        self._waited = self.device.waited
         self._placeholders = {"run": f"run{next(_runs)}"}
         logs.capture(self._log)
         clock.active = self.clock

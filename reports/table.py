@@ -114,6 +114,8 @@ def saying(event: Event) -> str:
             return f"the store forgets {data['blocks']} block(s)"
         case Kind.RESET:
             return f"reset {'done' if data['ok'] else 'refused'}"
+        case Kind.DEVICE if data["misuses"]:
+            return f"device: {data['misuses'][0][1]}"
         case Kind.LEFT:
             return f"left over: {data['what']} {event.request or ''} {data['detail']}"
     return ""

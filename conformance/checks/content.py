@@ -51,6 +51,10 @@ class Content(Check):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self._unread: set[str] = set()
+        self._late = False  # copies of a device have run late
+
+    def on_device(self, event: Event) -> None:
+        self._late |= bool(event.data["waited"])
 
     def on_admitted(self, event: Event) -> None:
         if event.data["external"] > 0 and event.request:
@@ -119,7 +123,8 @@ class Content(Check):
             unplanned = told is None or bool(told and event.data["block"] not in told)
             return "scheduler half" if unplanned else None
         followed = facts is not None and facts.plan_followed and self.ledger.saved_as_planned
-        misplaced = event.data["what"] in ("other-tokens", "never-computed")
+        # Who copies late copies what is there by then, from where it was told.
+        misplaced = event.data["what"] in ("other-tokens", "never-computed") and not self._late
         return "scheduler half" if followed and misplaced else None
 
 

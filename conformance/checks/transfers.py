@@ -150,6 +150,11 @@ class PromisesHold(Check):
     rule = "KVC-108"
     _outside = ("forget", "expire", "peer-gone", "repeat", "corrupt", "restart", "redeploy")
     """After these a load may fail that nobody told to."""
+    _late = False
+    """Copies of a device have run late: what was saved may have changed since."""
+
+    def on_device(self, event: Event) -> None:
+        self._late |= bool(event.data["waited"])
 
     def on_moved(self, event: Event) -> None:
         data = event.data
@@ -161,6 +166,7 @@ class PromisesHold(Check):
         if missing and not outside:
             self.fail(
                 event, f"{data['direction']} of what is not there", where="transport",
+                side="composition" if self._late else None,
                 expected=f"what {event.request} was promised, in block {missing[0]} too",
                 got="nothing: it is not there, or not any more, and nothing outside has failed",
                 why="the load fails and is computed after all, or its request fails",

@@ -27,6 +27,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "extra": (str, Mapping),
     "known": (str, type(None)),
     "tolerant": (str,),
+    "device": (str, type(None)),
     "processes": (int, type(None)),
 }
 """The attributes that a subclass may set, and the types that they may have."""
@@ -57,6 +58,7 @@ class ConnectorConformance:
         extra: ``kv_connector_extra_config``, added to the target's own.
         known: a file of known failures.
         tolerant: rules that are read tolerantly, with commas.
+        device: what KV lies on, ``cpu`` or ``ascend-sim``; None: as the target says.
         processes: that the target lives in; None: as many as xdist has workers.
     """
 
@@ -71,6 +73,7 @@ class ConnectorConformance:
     extra: ClassVar[str | Mapping[str, Any]] = _NONE
     known: ClassVar[str | None] = None
     tolerant: ClassVar[str] = ""
+    device: ClassVar[str | None] = None
     processes: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -110,6 +113,7 @@ def wanted(cls: type[ConnectorConformance], workers: int = 1) -> Wanted:
         extra=extra,
         known=cls.known,
         tolerant=cls.tolerant,
+        device=cls.device,
         processes=workers if cls.processes is None else cls.processes,
     )
 

@@ -64,6 +64,7 @@ def _zoo(mutant: Mutant) -> Target:
         extra=_stores(children) if children else MappingProxyType({**_STORE, **mutant.extra}),
         world="transport",
         device=mutant.device,
+        caches="pairs" if mutant.device == "ascend-sim" else "whole",
         title=mutant.says,
         shape={"window": 0, **mutant.shape},
         dialect=_DIALECT,

@@ -94,7 +94,11 @@ def with_flags(
     if world is not None:
         changes["world"] = world
     if device is not None:
+        if device not in DEVICES:
+            raise UsageError(f"--device is {' or '.join(DEVICES)}, got {device!r}.")
         changes["device"] = device
+        if device == "ascend-sim":
+            changes["caches"] = "pairs"  # what vllm-ascend registers
     return checked(dataclasses.replace(target, **changes), "--role")
 
 

@@ -37,7 +37,7 @@ _WRONG: dict[int, tuple[Wrong, str]] = {
         "changed",
         "{bytes} bytes were changed by the host before the copy that was to read them ran",
     ),
-    6: ("foreign-device", "a thread used {device}, and had set {set}"),
+    6: ("foreign-device", "a thread used {device}, {set}"),
 }
 
 
@@ -243,6 +243,8 @@ def _in_words(said: _Complaint) -> Complaint:
     named = {
         "bytes": said.bytes,
         "device": f"device {said.device}" if said.device >= 0 else "a device",
-        "set": f"device {said.set}" if said.set >= 0 else "none",
+        "set": "which is nobody's: it has set no device"
+        if said.set == said.device
+        else f"and has set {f'device {said.set}' if said.set >= 0 else 'none'}",
     }
     return Complaint(wrong, text.format(**named), said.device)

@@ -14,10 +14,10 @@ from tests.rules.targets import ASCEND
 
 GROUPS: defaultdict[frozenset[str], list[str]] = defaultdict(list)
 for _rule in RULES:
-    if _rule.packages and not _rule.features & {"children", "siblings"}:
+    if _rule.packages and not _rule.features & {"children", "siblings", "device"}:
         GROUPS[_rule.packages].append(_rule.id)
 """Fault packages to the rules that these, and no others, provoke; but for those of compositions,
-see ``test_composition``."""
+see ``test_composition``, and of devices, see ``tests/device``."""
 
 
 def verdict(excluded: frozenset[str], examples: int) -> Verdict:
