@@ -49,7 +49,7 @@ FOLDERS = {
     "conformance": folder("", "faults", "engine", "scenario"),
     "reports": folder("", "scenario", never="vllm torch"),
     # Beside vLLM and torch only what vLLM itself needs, and the device and transport of choice.
-    "connectors/ascend": folder(others="vllm torch torch_npu zmq mooncake"),
+    "connectors/ascend": folder(others="vllm torch torch_npu numpy zmq mooncake"),
     "connectors/zoo": folder("connectors/ascend", others="vllm torch numpy"),
     "connectors/targets": folder("connectors/zoo", "scenario"),
     "connectors": folder(others=""),
