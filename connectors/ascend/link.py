@@ -254,7 +254,8 @@ class Link:
             request.op, number, sender=self._sender, title=self._title, **request.fields
         )
         try:
-            self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
+            # Not copied: nobody writes to a shard once it has been made.
+            self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK, copy=False)
         except (WireError, zmq.ZMQError) as error:
             request.answered.set_exception(GoneError(str(error)))
             if request.op == "beat":

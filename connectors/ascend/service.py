@@ -114,7 +114,7 @@ class Service:
         frames: list[Buffer] = [peer.bytes, *encoded]
         # A peer that has gone, or takes no more, loses its answer: its time limit ends the matter.
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         return True
 
     def _answer(self, peer: bytes, frames: Sequence[Buffer]) -> Message:
