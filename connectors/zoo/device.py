@@ -15,6 +15,7 @@ from kvconform.connectors.ascend.connector import AscendConnector
 from kvconform.connectors.ascend.device import Mark
 from kvconform.connectors.ascend.npu import TO_HOST, Buffer, Lane, NpuDevice, copy_batched
 from kvconform.connectors.ascend.store import Shard
+from kvconform.connectors.zoo.books import SavesAsItGoes
 
 
 class _FollowsNothing(NpuDevice):
@@ -24,6 +25,12 @@ class _FollowsNothing(NpuDevice):
 
 class FollowsNothing(AscendConnector):
     """Copies do not wait for the forwards launched before them (B-100)."""
+
+    npu_device_class = _FollowsNothing
+
+
+class SavesBehindNothing(SavesAsItGoes):
+    """What a step computes is copied in that step, and may not have been computed yet (B-100)."""
 
     npu_device_class = _FollowsNothing
 

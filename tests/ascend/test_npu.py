@@ -215,6 +215,7 @@ class TestRight:
 
 WRONG = {
     zoo.FollowsNothing: {"saves", "loads"},
+    zoo.SavesBehindNothing: {"saves", "loads"},
     zoo.ReusesTheBuffer: {"loads", "changed"},
     zoo.LoadsOnTheWay: {"loads"},
     zoo.OnAnotherStream: {"saves"},
