@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvconform.conformance.checks.base import Check
 from kvconform.conformance.facts import BY_ITSELF
 from kvconform.scenario.trace import Event
@@ -86,14 +88,25 @@ class HandsOver(Check):
         super().__init__(*args)  # type: ignore[arg-type]
         self._shortest: int | None = None
         self._silent: list[tuple[int, Event]] = []
+        self._there: Counter[str] = Counter()  # tokens of each request, computed or loaded
+
+    def on_admitted(self, event: Event) -> None:
+        if event.data["fresh"]:
+            self._there[event.request or ""] = event.data["local"] + event.data["external"]
+
+    def on_scheduled(self, event: Event) -> None:
+        self._there.update(event.data["tokens"])
 
     def on_hook(self, event: Event) -> None:
         data = event.data
         if not data["name"].startswith("request_finished"):
             return
         facts = self.ledger.requests[event.request or ""]
-        # Until 0.23 a preempted request may end, without blocks, with a token that was under way.
         if not facts.prefills or data["status"] not in BY_ITSELF or not any(data["blocks"]):
+            return
+        # Until 0.23 a preempted request may end with a token that was under way: without blocks, or
+        # amid the prompt that it computes once more.
+        if self._there[facts.name] < len(facts.tokens):
             return
         self.reached += 1
         full = len(facts.tokens) // self.ledger.shape.block_size
