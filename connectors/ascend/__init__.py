@@ -14,7 +14,9 @@ Read it in this order; each module has one idea:
 ``offers``                what an engine that prefills lets another read, under a lease
 ``statistics``            what both halves count
 ``announcements``         which blocks the store holds, for whoever routes requests
-``device``                copies of single blocks between device and host
+``device``                copies of blocks between device and host; ``planes`` knows where their
+                          bytes lie, ``npu`` how to copy beside the forwards of an Ascend NPU, and
+                          ``rank`` which of them it is
 ``exchange``              pulls and offers of one rank, whichever process the other engine is in
 ``peers``                 the same between processes, over ZeroMQ
 ``remote``                the same transport to a store in another process, over ZeroMQ; beside it
@@ -24,10 +26,10 @@ Read it in this order; each module has one idea:
 ``settings``              what the user may configure, checked once
 ========================  ==========================================================================
 
-The folder imports nothing but vLLM, torch, pyzmq (which vLLM brings along) and itself. To use it
-without the rest of this project, copy it to ``kvconform/connectors/ascend`` on the image's Python
-path and start vLLM with ``kv_connector="AscendConnector"`` and
-``kv_connector_module_path="kvconform.connectors.ascend"``.
+The folder imports nothing but vLLM, torch, numpy, pyzmq (which vLLM brings along) and itself. To
+use it without the rest of this project, copy it to ``kvconform/connectors/ascend`` on the image's
+Python path and start vLLM with ``kv_connector="AscendConnector"`` and
+``kv_connector_module_path="kvconform.connectors.ascend"``. See the README beside this file.
 """
 
 from kvconform.connectors.ascend.connector import AscendConnector
