@@ -940,7 +940,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "VLL-104", "requests go the ways there are",
         "A request passes from state to state as the table in docs/life-cycle.md has it: none runs "
-        "that waits for its load, none comes back that has ended.",
+        "that waits for its load, none comes back that has ended. Known to fail: 0.18.0 to 0.23.0, "
+        "one that was preempted and ends with a token under way is admitted after its end.",
         _V, "a step that schedules something",
         source="v1/core/sched/scheduler.py schedule, _preempt_request, finish_requests",
         help="Look at the step before: which hook had answered what when the request changed its "

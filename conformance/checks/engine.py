@@ -207,6 +207,16 @@ class FollowsTheCycle(Check):
 
     rule = "VLL-104"
 
+    def on_admitted(self, event: Event) -> None:
+        facts = self.ledger.requests.get(event.request or "")
+        if facts is not None and facts.status is None:
+            self.fail(
+                event, "admitted after its end", where="schedule",
+                expected=f"nothing for {facts.name}, which has ended and is forgotten",
+                got="blocks were allocated for it, and its connector is to load into them",
+                why="nobody gives them back, and what a connector does for it is for nobody",
+            )  # fmt: skip
+
     def on_scheduled(self, event: Event) -> None:
         self.reached += bool(event.data["tokens"])
         self._look(event)

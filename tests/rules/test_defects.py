@@ -12,7 +12,7 @@ from kvconform.conformance.run import play
 from kvconform.connectors.targets.resolve import resolve
 from kvconform.engine import compat
 from kvconform.engine.compat import vllm_version
-from kvconform.scenario.actions import Abort, Action, Arrive, Fail, Hold, Release, Reset, Step
+from kvconform.scenario.actions import Abort, Action, Arrive, Busy, Fail, Hold, Release, Reset, Step
 from kvconform.scenario.errors import RefusedError
 from kvconform.scenario.prompt import Prompt
 from kvconform.scenario.scenario import Scenario
@@ -127,6 +127,12 @@ DEFECTS = (
     Defect(  # found by exploration too
         "V-10, stopped by a token", "VLL-102", "0.13.0",
         (Arrive(Prompt(0, 16), 2, stop=1),), Shape(async_scheduling=True),
+    ),
+    Defect(  # found by exploration: it is taken out of one of two queues
+        "admitted after its end", "VLL-104", "0.23.0",
+        (Busy(), Arrive(Prompt(0, 16)), Step(2), Step(3, 1), Reset(running=True, engine=1),
+         Step(1, 1)),
+        Shape(pp=2, topology="pd", engines=2), since="0.18.0",
     ),
     Defect("V-11", "VLL-702", "0.20.2", (Hold("save"), Arrive(P), Step(3))),
     Defect(
