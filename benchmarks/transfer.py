@@ -197,8 +197,8 @@ def _rates(sides: dict[str, Side], count: int, rounds: int) -> dict[str, dict[st
     seen: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 1):
         for name, side in sides.items():
-            for direction in ("save", "load"):
-                way: Way = getattr(side, direction)
+            ways: dict[str, Way] = {"save": side.save, "load": side.load}
+            for direction, way in ways.items():
                 began = time.perf_counter()
                 way(blocks)
                 if turn:  # the first one warms up

@@ -22,13 +22,13 @@ def make_device() -> CpuDevice:
     return device
 
 
-def sides() -> Iterator[tuple[str, Side]]:
-    yield "bare", BareCopy(PLANES)
-    yield "connector", Through(LocalTransport(HostStore(POOL, 1), 0), make_device())
+def sides() -> Iterator[Side]:
+    yield BareCopy(PLANES)
+    yield Through(LocalTransport(HostStore(POOL, 1), 0), make_device())
 
 
-@pytest.mark.parametrize(("name", "side"), sides(), ids=["bare", "connector"])
-def test_what_is_saved_comes_back(name: str, side: Side) -> None:
+@pytest.mark.parametrize("side", sides(), ids=["bare", "connector"])
+def test_what_is_saved_comes_back(side: Side) -> None:
     blocks = [5, 0, 9]
     before = [plane[blocks].clone() for plane in PLANES]
     for _ in range(2):  # the store is emptied between saves
