@@ -24,8 +24,17 @@ class RankDevice:
         self._device: Device = CpuDevice()
 
     def register_kv_caches(self, kv_caches: Mapping[str, KVCache], num_blocks: int | None) -> None:
-        """See ``Device``."""
-        if any(tensor.device.type == "npu" for _, tensor in named_tensors(kv_caches)):
+        """See ``Device``.
+
+        Raises:
+            ValueError: the KV lies on a device that nobody here can copy from.
+        """
+        kinds = {tensor.device.type for _, tensor in named_tensors(kv_caches)}
+        if len(kinds) > 1 or kinds - {"cpu", "npu"}:  # the host's copies go by address
+            raise ValueError(
+                f"AscendConnector serves KV on an NPU or on the host, not on {sorted(kinds)}"
+            )
+        if "npu" in kinds:
             self._device = self._npu_class(self._staging_blocks)
         self._device.register_kv_caches(kv_caches, num_blocks)
 

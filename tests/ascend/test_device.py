@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from kvconform.connectors.ascend.device import CpuDevice
+from kvconform.connectors.ascend.npu import NpuDevice
 from kvconform.connectors.ascend.planes import KVCache, Plane, Planes
+from kvconform.connectors.ascend.rank import RankDevice
 
 
 def make(cache: KVCache, num_blocks: int | None = 4) -> CpuDevice:
@@ -140,3 +142,9 @@ def test_a_plane_is_dense() -> None:
             for plane in Plane.of(tensor):
                 assert plane.blocks.shape == (len(tensor), plane.size)
                 assert plane.blocks.stride(1) == 1
+
+
+def test_kv_on_another_device_is_refused() -> None:
+    there = torch.empty((4, 8), device="meta")
+    with pytest.raises(ValueError, match=r"not on \['meta'\]"):
+        RankDevice(NpuDevice, 4).register_kv_caches({"layer": there}, 4)
