@@ -109,7 +109,9 @@ def parser() -> argparse.ArgumentParser:
         "every answer with that of an engine without a connector.",
     )
     e2e.add_argument(
-        "target", metavar="TARGET", help="ascend, nixl, mooncake, example, or as for check"
+        "target",
+        metavar="TARGET",
+        help="ascend, ascend-mooncake, nixl, mooncake, example, or as for check",
     )
     e2e.add_argument("--topology", choices=("pd", "store"), help="that one only")
     e2e.add_argument("--small", action="store_true", help="fewer scenes, of 16 requests each")

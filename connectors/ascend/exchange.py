@@ -48,7 +48,9 @@ class Exchange:
         """As the settings say."""
         peers = None
         if settings.peers is not None:
-            peers = Peers(settings.peers, settings.engine_id, settings.instance, rank)
+            peers = Peers(
+                settings.peers, settings.engine_id, settings.instance, rank, settings.mooncake
+            )
         return cls(settings.engine_id, rank, peers, settings.offers)
 
     def __contains__(self, transfer_id: str) -> bool:
@@ -61,15 +63,14 @@ class Exchange:
         """From now on this rank can pull, and be read, if it may be.
 
         Raises:
-            ValueError: not at the address that was configured.
+            ValueError: not at the address, or not by the way, that was configured.
             AddressTakenError: someone else can be read there.
         """
         self._mover = mover_for(device, f"{self._engine_id} {self._rank}", self._pull)
-        if not self._may_offer:
-            return
-        self._offers = Offers(self._engine_id, self._rank, device)
+        if self._may_offer:
+            self._offers = Offers(self._engine_id, self._rank, device)
         if self._peers is not None:
-            self._peers.serve(self._offers)
+            self._peers.start(self._offers)
 
     def submit(self, transfer: Transfer) -> None:
         """Pulls from other processes go on in the background, and offers until they are read."""

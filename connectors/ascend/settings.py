@@ -18,6 +18,8 @@ key                 default  meaning
 ``offers``          true     false: requests do not pass between engines here. For a child of a
                              MultiConnector whose sibling sees to that
 ``offer_address``   none     where engines of other processes read what this one offers; see below
+``mooncake``        none     protocol of Mooncake's ``TransferEngine`` (``tcp``, ``rdma``), by which
+                             engines of other processes then read what this one offers; see below
 ``address``         none     the store is in another process, at this ZeroMQ address; see below
 ==================  =======  =====================================================================
 
@@ -31,6 +33,10 @@ engine that prefills serves its offers itself, see ``peers``: rank r at port 700
 path with ``.r`` behind it; all on one machine. The engine that decodes learns the address from the
 request, and needs nothing but the ``token``. Engines of one process can do without. Data-parallel
 engines offer at addresses of their own.
+
+With ``mooncake`` at both ends KV passes between engines through Mooncake, see the module of that
+name, at the host of ``offer_address`` or at ``mooncake_host``; it needs ``allow_remote``. With it
+at one end only, KV goes in messages as without it.
 
 With an ``address`` (``tcp://127.0.0.1:7777``, ``ipc:///run/kv-store``) scheduler and workers reach
 the store through ZeroMQ, see ``remote``; several ranks need that. Engines over one store name the
@@ -106,6 +112,38 @@ class Endpoint:
         else:
             raise ValueError(f"rank {rank} needs ipc:///PATH or tcp://HOST:PORT, not {base!r}")
         return replace(self, address=mine)
+
+
+@dataclass(frozen=True)
+class Mooncake:
+    """How this engine is reached by Mooncake's ``TransferEngine``.
+
+    Attributes:
+        protocol: Mooncake's name for it.
+        host: this machine's name for others.
+    """
+
+    protocol: str
+    host: str = "127.0.0.1"
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any], peers: Endpoint | None) -> Mooncake | None:
+        """What a ``kv_connector_extra_config`` says of it.
+
+        Raises:
+            ValueError: something is missing.
+        """
+        if extra.get("mooncake") is None:
+            return None
+        if peers is None:
+            raise ValueError("kv_connector_extra_config['mooncake'] needs a 'token'")
+        if not peers.allow_remote:
+            raise ValueError(
+                "kv_connector_extra_config['mooncake'] needs 'allow_remote': its ports are open to "
+                "every machine, and ask for no token"
+            )
+        host = extra.get("mooncake_host") or urlsplit(peers.address).hostname or cls.host
+        return cls(str(extra["mooncake"]), str(host))
 
 
 @dataclass(frozen=True)
@@ -190,6 +228,7 @@ class Settings:
         remote: the store is in another process; None: in this one.
         peers: how its ranks talk to those of other engines, and at which address they offer, or
             at none ("").
+        mooncake: by which its ranks read from each other; None: in messages.
         verify: see the module.
         staging_blocks: see the module.
         layout: names what KV depends on beside a request: model, data type, block size.
@@ -212,6 +251,7 @@ class Settings:
     offers: bool = True
     remote: RemoteStore | None = None
     peers: Endpoint | None = None
+    mooncake: Mooncake | None = None
     verify: bool = False
     staging_blocks: int = 64
     layout: bytes = field(default=b"", compare=False)
@@ -245,6 +285,7 @@ class Settings:
         engine_id = str(transfer.engine_id)
         transport, events = extra.get("transport"), vllm_config.kv_events_config
         world_size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        peers = _read_peers(extra, world_size, transfer.is_kv_producer)
         return cls(
             engine_id=engine_id,
             block_size=vllm_config.cache_config.block_size,
@@ -260,7 +301,8 @@ class Settings:
             offer_seconds=_positive(extra, "offer_seconds", cls.offer_seconds),
             offers=_flag(extra, "offers", default=True) and (NAMES_FAILED_REQUESTS or not several),
             remote=RemoteStore.read(extra),
-            peers=_read_peers(extra, world_size, transfer.is_kv_producer),
+            peers=peers,
+            mooncake=Mooncake.read(extra, peers),
             verify=_flag(extra, "verify"),
             staging_blocks=_count(extra, "staging_blocks", cls.staging_blocks),
             layout=_layout(vllm_config),

@@ -23,7 +23,7 @@ import torch
 
 from kvconform.connectors.ascend.store import Shard
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"KVS"
 _PREAMBLE = struct.Struct("!3sB32s")
 
@@ -52,6 +52,7 @@ class Message:
         holders: all that the client holds.
         answer: what the other end says, by ``op`` of the request.
         reason: of a refusal.
+        session: by which the asker can read with Mooncake, or by which the answer is to be read.
         shards: see ``pack``.
     """
 
@@ -67,6 +68,7 @@ class Message:
     holders: tuple[str, ...] = ()
     answer: tuple[int, ...] = ()
     reason: str = ""
+    session: str = ""
     shards: tuple[Buffer, ...] = ()
 
 
@@ -179,6 +181,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "holders": _list(_text),
     "answer": _list(_count),
     "reason": _text,
+    "session": _text,
     "shards": _list(_count),
 }
 """How each field of a header is read; a header has no others."""

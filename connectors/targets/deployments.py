@@ -47,8 +47,20 @@ ASCEND = Deployment(
     lease=8.0,
 )  # fmt: skip
 
+_MOONCAKE_LIBRARIES = MappingProxyType(
+    {"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
+)
+
 DEPLOYMENTS: tuple[Deployment, ...] = (
     ASCEND,
+    dataclasses.replace(
+        ASCEND,
+        name="ascend-mooncake",
+        topologies=("pd",),
+        extra={**ASCEND.extra, "mooncake": "tcp", "allow_remote": True},
+        modules=("mooncake",),
+        libraries=_MOONCAKE_LIBRARIES,
+    ),
     Deployment(
         "example",
         f"{_V1}.example_connector:ExampleConnector",
@@ -96,7 +108,7 @@ DEPLOYMENTS: tuple[Deployment, ...] = (
         },
         prepare="kvconform.connectors.targets.on_cpu:accelerator",
         modules=("mooncake", "uvicorn"),
-        libraries={"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"},
+        libraries=_MOONCAKE_LIBRARIES,
         lease=15.0,
         patience=120.0,
     ),

@@ -73,8 +73,8 @@ class TestWire:
 
     def test_another_version_is_refused(self) -> None:
         head, *shards = self.CODEC.encode(self.MESSAGE)
-        with pytest.raises(WireError, match="protocol version 3, not 2"):
-            self.CODEC.decode([bytes(head[:3]) + b"\x03" + bytes(head[4:]), *shards])
+        with pytest.raises(WireError, match="protocol version 2, not 3"):
+            self.CODEC.decode([bytes(head[:3]) + b"\x02" + bytes(head[4:]), *shards])
 
     def test_shards_are_those_that_the_header_tells_of(self) -> None:
         head, first, _ = self.CODEC.encode(self.MESSAGE)

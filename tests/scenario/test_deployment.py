@@ -64,7 +64,7 @@ def test_no_placeholder_of_a_known_deployment_is_left_open(deployment: Deploymen
 
 
 def test_any_target_has_a_deployment() -> None:
-    assert names() == "ascend, example, nixl, mooncake"
+    assert names() == "ascend, ascend-mooncake, example, nixl, mooncake"
     assert known("nixl") is not None
     assert known("zoo:wrong-block") is None
     wrong = of(resolve("zoo:wrong-block"))
