@@ -19,15 +19,14 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconform.connectors.ascend.device import Device
-from kvconform.connectors.ascend.exchange import Exchange
+from kvconform.connectors.ascend.exchange import Exchange, WorkerSide
 from kvconform.connectors.ascend.link import Link
-from kvconform.connectors.ascend.metadata import Source
 from kvconform.connectors.ascend.mover import Thread
 from kvconform.connectors.ascend.server import StoreServer
 from kvconform.connectors.ascend.service import AddressTakenError
 from kvconform.connectors.ascend.settings import RemoteStore, Settings
 from kvconform.connectors.ascend.store import HostStore, Watcher
-from kvconform.connectors.ascend.transfers import GoneError, Outcome, Transfer
+from kvconform.connectors.ascend.transfers import GoneError, Transfer
 from kvconform.connectors.ascend.wire import Message, WireError, pack, store_title, unpack
 
 _logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ _logger = logging.getLogger(__name__)
 _CLEAR_SECONDS = 1.0  # an administrator's call, not a step's
 
 
-class RemoteTransport:
+class RemoteTransport(WorkerSide):
     """See ``transport.Transport``; connects at once, and again whenever it has to.
 
     Args:
@@ -62,9 +61,9 @@ class RemoteTransport:
         self._remote = remote
         self._server = server
         self._lookups: dict[tuple[bytes, ...], tuple[float, Future[Message]]] = {}
-        self._exchange = exchange or Exchange("", rank)
         shards = _Shards(self.link, remote, rank)
-        self._mover = Thread(remote.address, remote.transfer_seconds, shards.move)
+        mover = Thread(remote.address, remote.transfer_seconds, shards.move)
+        super().__init__(mover, exchange or Exchange("", rank))
 
     # -- beside the scheduler ---------------------------------------------------------------------
 
@@ -144,35 +143,12 @@ class RemoteTransport:
         """See ``Transport``."""
         self._exchange.register(device)
 
-    def submit(self, transfer: Transfer) -> None:
-        """See ``Transport``; the time limit begins here."""
-        end = self._exchange if transfer.direction in ("pull", "offer") else self._mover
-        end.submit(transfer)
-
-    def release(self, source: Source) -> None:
-        """See ``Transport``."""
-        self._exchange.release(source)
-
-    def poll(self) -> list[Outcome]:
-        """See ``Transport``."""
-        return self._mover.poll() + self._exchange.poll()
-
-    def wait(self, transfer_id: str) -> Outcome:
-        """See ``Transport``.
-
-        Raises:
-            KeyError: no such transfer was submitted, or its outcome has been reported.
-        """
-        end = self._exchange if transfer_id in self._exchange else self._mover
-        return end.wait(transfer_id)
-
     # -- both -------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """See ``Transport``; transfers that are open fail, and the threads have ended."""
         self.link.close()
-        self._mover.close()
-        self._exchange.shutdown()
+        super().shutdown()
         if self._server is not None:
             self._server.close()
 

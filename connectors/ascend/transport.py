@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kvconform.connectors.ascend.device import Device
-from kvconform.connectors.ascend.exchange import Exchange
+from kvconform.connectors.ascend.exchange import Exchange, WorkerSide
 from kvconform.connectors.ascend.metadata import Source
-from kvconform.connectors.ascend.mover import AtOnce, Mover, carry_out, mover_for
+from kvconform.connectors.ascend.mover import AtOnce, carry_out, mover_for
 from kvconform.connectors.ascend.remote import connect
 from kvconform.connectors.ascend.settings import Settings
 from kvconform.connectors.ascend.store import HostStore, Watcher
@@ -90,7 +90,7 @@ class Transport(Protocol):
         """The engine ends. Calling it again does nothing."""
 
 
-class LocalTransport:
+class LocalTransport(WorkerSide):
     """The store is in this process, and bytes move at once where the device lets them.
 
     That is the case when scheduler and worker share the process (one rank, vLLM's ``uni`` executor,
@@ -107,8 +107,7 @@ class LocalTransport:
     def __init__(self, store: HostStore, rank: int, exchange: Exchange | None = None) -> None:
         self.store = store
         self.rank = rank
-        self._exchange = exchange or Exchange("", rank)
-        self._mover: Mover = AtOnce(self._move)
+        super().__init__(AtOnce(self._move), exchange or Exchange("", rank))
 
     def lookup(self, keys: Sequence[bytes]) -> int | None:
         """See ``Transport``; this one always knows."""
@@ -148,33 +147,6 @@ class LocalTransport:
         """See ``Transport``."""
         self._mover = mover_for(device, f"rank {self.rank}", self._move)
         self._exchange.register(device)
-
-    def submit(self, transfer: Transfer) -> None:
-        """See ``Transport``."""
-        end = self._exchange if transfer.direction in ("pull", "offer") else self._mover
-        end.submit(transfer)
-
-    def release(self, source: Source) -> None:
-        """See ``Transport``."""
-        self._exchange.release(source)
-
-    def poll(self) -> list[Outcome]:
-        """See ``Transport``."""
-        return self._mover.poll() + self._exchange.poll()
-
-    def wait(self, transfer_id: str) -> Outcome:
-        """See ``Transport``.
-
-        Raises:
-            KeyError: no such transfer was submitted, or its outcome has been reported.
-        """
-        end = self._exchange if transfer_id in self._exchange else self._mover
-        return end.wait(transfer_id)
-
-    def shutdown(self) -> None:
-        """See ``Transport``."""
-        self._mover.close()
-        self._exchange.shutdown()
 
     def move(self, transfer: Transfer) -> Outcome:
         """Copy the bytes of a transfer, and nothing else: the outcome is not kept for ``poll``.

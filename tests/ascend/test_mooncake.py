@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,138 +129,93 @@ class TestReader:
             Reader(StandIn(), 8).fetch("there", 1, size, 0.0)
 
 
+class Sides:
+    """Two ranks, one that offers and one that reads, and what they read by."""
+
+    def __init__(self, make: Make, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engines: list[StandIn] = []
+        self.device = make_device()
+        self._make = make
+        self._address = address
+        monkeypatch.setattr(peers, "Engine", self._start)
+
+    def _start(self, mooncake: Mooncake) -> StandIn:
+        self.engines.append(StandIn(mooncake))
+        return self.engines[-1]
+
+    def begin(
+        self, offering: Mooncake | None = TCP, reading: Mooncake | None = TCP, **terms: Any
+    ) -> None:
+        terms |= OPEN
+        there = prefill_settings(self._address, peers=at(self._address, **terms), mooncake=offering)
+        here = dataclasses.replace(SETTINGS, peers=at("", **terms), mooncake=reading)
+        self.prefill = self._make(there, make_device(100))
+        self.decode = self._make(here, self.device)
+        self.prefill.step(OFFER)
+
+    def pull(self, blocks: Sequence[int] = (2, 1), to: Sequence[int] = (0, 3)) -> set[int]:
+        return self.decode.pull(source(self._address, blocks), to)
+
+    @property
+    def reads(self) -> list[list[int]]:
+        return [engine.reads for engine in self.engines]
+
+
 class TestPulls:
     """Both ends in this process, and yet apart."""
 
-    @pytest.fixture(autouse=True)
-    def engines(self, monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-        """Those that were made, in order."""
-        made: list[StandIn] = []
-
-        def start(mooncake: Mooncake) -> StandIn:
-            made.append(StandIn(mooncake))
-            return made[-1]
-
-        monkeypatch.setattr(peers, "Engine", start)
-        return made
-
     @pytest.fixture
-    def offering(self, address: str) -> Settings:
-        return prefill_settings(address, peers=at(address, **OPEN), mooncake=TCP)
+    def sides(self, make: Make, address: str, monkeypatch: pytest.MonkeyPatch) -> Sides:
+        return Sides(make, address, monkeypatch)
 
-    @pytest.fixture
-    def reading(self) -> Settings:
-        return dataclasses.replace(SETTINGS, peers=at("", **OPEN), mooncake=TCP)
+    def test_bytes_are_fetched(self, sides: Sides) -> None:
+        sides.begin()
+        assert sides.pull() == set()
+        assert values(sides.device) == [102, 1, 2, 101]
+        assert sides.reads == [[], [1600]]
+        sides.decode.settle()
+        assert sides.prefill.finished() == ({"request"}, set())
 
-    def test_bytes_are_fetched(
-        self,
-        make: Make,
-        address: str,
-        offering: Settings,
-        reading: Settings,
-        engines: list[StandIn],
-    ) -> None:
-        prefill = make(offering, make_device(100))
-        prefill.step(OFFER)
-        device = make_device()
-        decode = make(reading, device)
-        assert decode.pull(source(address)) == set()
-        assert values(device) == [102, 1, 2, 101]
-        assert [engine.reads for engine in engines] == [[], [1600]]
-        decode.settle()
-        assert prefill.finished() == ({"request"}, set())
+    def test_what_does_not_fit_in_a_slot_takes_several_turns(self, sides: Sides) -> None:
+        sides.begin(max_message_bytes=1000)
+        assert sides.pull((3, 2, 1, 0), (0, 1, 2, 3)) == set()
+        assert values(sides.device) == [103, 102, 101, 100]
+        assert sides.reads == [[], [800] * 4]
 
-    def test_what_does_not_fit_in_a_slot_takes_several_turns(
-        self,
-        make: Make,
-        address: str,
-        offering: Settings,
-        reading: Settings,
-        engines: list[StandIn],
-    ) -> None:
-        small = {"max_message_bytes": 1000}
-        terms = at(address, **OPEN, **small)
-        make(dataclasses.replace(offering, peers=terms), make_device(100)).step(OFFER)
-        device = make_device()
-        decode = make(dataclasses.replace(reading, peers=at("", **OPEN, **small)), device)
-        assert decode.pull(source(address, (3, 2, 1, 0)), (0, 1, 2, 3)) == set()
-        assert values(device) == [103, 102, 101, 100]
-        assert engines[1].reads == [800] * 4
-
-    @pytest.mark.parametrize("end", ["offering", "reading"])
+    @pytest.mark.parametrize("ends", [{"offering": None}, {"reading": None}])
     def test_with_mooncake_at_one_end_blocks_go_in_messages(
-        self,
-        make: Make,
-        address: str,
-        offering: Settings,
-        reading: Settings,
-        engines: list[StandIn],
-        end: str,
+        self, sides: Sides, ends: dict[str, None]
     ) -> None:
-        without: dict[str, Any] = {"mooncake": None}
-        if end == "offering":
-            reading = dataclasses.replace(reading, **without)
-        else:
-            offering = dataclasses.replace(offering, **without)
-        make(offering, make_device(100)).step(OFFER)
-        device = make_device()
-        assert make(reading, device).pull(source(address)) == set()
-        assert values(device) == [102, 1, 2, 101]
-        assert [engine.reads for engine in engines] == [[]]
+        sides.begin(**ends)
+        assert sides.pull() == set()
+        assert values(sides.device) == [102, 1, 2, 101]
+        assert sides.reads == [[]]
 
-    def test_no_slot_is_free(
-        self,
-        make: Make,
-        address: str,
-        offering: Settings,
-        reading: Settings,
-        engines: list[StandIn],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_no_slot_is_free(self, sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mooncake, "_SLOTS", 0)
-        make(offering, make_device(100)).step(OFFER)
-        device = make_device()
-        assert make(reading, device).pull(source(address)) == set()
-        assert values(device) == [102, 1, 2, 101]
-        assert [engine.reads for engine in engines] == [[], []]
+        sides.begin()
+        assert sides.pull() == set()
+        assert values(sides.device) == [102, 1, 2, 101]
+        assert sides.reads == [[], []]
 
-    def test_a_copy_that_was_given_up_is_not_used(
-        self,
-        make: Make,
-        address: str,
-        offering: Settings,
-        reading: Settings,
-        engines: list[StandIn],
-    ) -> None:
-        prefill = make(offering, make_device(100))
-        prefill.step(OFFER)
-        device = make_device()
-        decode = make(reading, device)
-        slots = prefill.transport._exchange._peers._server._slots
+    def test_a_copy_that_was_given_up_is_not_used(self, sides: Sides) -> None:
+        sides.begin()
+        slots = sides.prefill.transport._exchange._peers._server._slots
 
         def give_up() -> None:  # and use the slot for someone else
             (slot,) = slots._slots
             slot.until = time.monotonic()
             assert slots.put([shard(9)]) is not None
 
-        engines[1].before = give_up
-        assert decode.pull(source(address)) == {0, 3}
-        assert values(device) == [0, 1, 2, 3]
+        sides.engines[1].before = give_up
+        assert sides.pull() == {0, 3}
+        assert values(sides.device) == [0, 1, 2, 3]
 
-    def test_a_read_that_does_not_end_in_time(
-        self,
-        make: Make,
-        address: str,
-        offering: Settings,
-        reading: Settings,
-        engines: list[StandIn],
-    ) -> None:
-        make(offering, make_device(100)).step(OFFER)
-        device = make_device()
-        decode = make(reading, device)
-        engines[1].in_time = False
-        assert decode.pull(source(address)) == {0, 3}
-        assert values(device) == [0, 1, 2, 3]
+    def test_a_read_that_does_not_end_in_time(self, sides: Sides) -> None:
+        sides.begin()
+        sides.engines[1].in_time = False
+        assert sides.pull() == {0, 3}
+        assert values(sides.device) == [0, 1, 2, 3]
 
 
 class TestSettings:
