@@ -238,11 +238,16 @@ class Cluster:
         return name
 
     def forward(self, request: str, params: Mapping[str, Any] | None) -> None:
-        """A request that was prefilled arrives at the engine that decodes it."""
+        """A request that was prefilled arrives at the engine that decodes it.
+
+        One that was prefilled in another layout may never fit into the pool now: it is refused.
+        """
         first = self.arrived[request]
         assert first.then is not None
         engine, max_tokens, stop = first.then
         tokens = first.tokens
+        if not self.shape.fits(len(tokens) + max_tokens):
+            return
         if self.shape.carry:
             tokens = tuple(follow(tokens, first.identity, 1)[0])
             stop = max(1, stop - 1) if stop is not None else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from kvconform.conformance.run import Outcome, Run, play
@@ -103,6 +105,17 @@ def test_what_another_model_prefilled_is_computed_anew() -> None:
     )  # fmt: skip
     pulls = [e for e in outcome.trace.of(Kind.MOVED) if e.data["direction"] == "pull"]
     assert pulls[0].data["failed"] == pulls[0].data["blocks"]
+
+
+def test_what_does_not_fit_into_the_new_layout_is_refused() -> None:
+    """Of blocks of 32 tokens it needed 7, of 16 it needs 14, of 13."""
+    shape = dataclasses.replace(APART, num_blocks=14, block_size=32)
+    outcome = played(
+        Hold("route"), Arrive(Prompt(0, 215)), Step(5), Redeploy(block_size=16), Release(),
+        Step(9, 1), shape=shape,
+    )  # fmt: skip
+    assert not list(outcome.trace.of(Kind.FORWARDED))
+    assert outcome.violation is None
 
 
 def test_each_life_has_a_name_of_its_own() -> None:

@@ -23,6 +23,8 @@ from tests.conformance.right import KeepsAll, PartOfABlock, right
 P = Prompt(0, 50)
 SHORT = Prompt(0, 17)  # one block outside: a synchronous load
 
+LONG = Prompt(0, 65)  # four whole blocks: an asynchronous one
+
 
 @dataclass(frozen=True)
 class Defect:
@@ -92,6 +94,12 @@ DEFECTS = (
     Defect(
         "V-06, stale id", "VLL-701", "0.13.0",
         (*HALF_READY, Arrive(Prompt(1, 20), 9), Step(2), Release()),
+    ),
+    Defect(  # found by exploration: with a window, what fails to load needs more room than its load
+        "nobody behind it", "VLL-701", "",
+        (Arrive(LONG, 1), Step(4), Arrive(Prompt(1, 65), 1), Step(4), Reset(),
+         Fail(1), Arrive(LONG, 1), Arrive(Prompt(1, 65), 1), Step(2)),
+        Shape(num_blocks=14, window=8), since="0.32.0",
     ),
     Defect(
         "V-07", "VLL-202", "0.13.0", (Arrive(Prompt(1, 40), 10), Arrive(Prompt(1, 40), 10)),
