@@ -1021,9 +1021,10 @@ RULES: tuple[Rule, ...] = (
         "VLL-701", "the engine goes on when the connector owes nothing",
         "With faults off and no transfer open, every request finishes, and nothing is left. Known "
         "to fail: V-06, to 0.13.0 the completion of a load whose request was aborted is kept for "
-        "the next request of that id; since 0.32.0 a request whose load has failed finds no room, "
-        "and nobody behind it is looked at, not even one that is loaded and holds that room "
-        "(v1/core/sched/scheduler.py schedule, kv_holding_waiting).",
+        "the next request of that id; a request whose load has failed (since 0.32.0), or was of "
+        "less than it had when it was preempted (0.17.0 to 0.20.2), finds no room, and nobody "
+        "behind it is looked at, not even one that is loaded and holds that room "
+        "(v1/core/sched/scheduler.py schedule, the loop over those that wait).",
         _V, "a drain", incidents=("B-016", "B-018", "B-030"),
         source="v1/core/sched/scheduler.py has_requests, finish_requests, "
         "_update_from_kv_xfer_finished",

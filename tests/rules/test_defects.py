@@ -101,6 +101,12 @@ DEFECTS = (
          Fail(1), Arrive(LONG, 1), Arrive(Prompt(1, 65), 1), Step(2)),
         Shape(num_blocks=14, window=8), since="0.32.0",
     ),
+    Defect(  # likewise: resumed, it loads less than it had
+        "nobody behind it, preempted", "VLL-701", "0.20.2",
+        (Arrive(Prompt(0, 32, answer=15), 3), Step(), Step(2, 1), Arrive(Prompt(0, 49)),
+         Step(1, 1), Reset(running=True, engine=1), Arrive(LONG)),
+        Shape(num_blocks=13, topology="pd", engines=2), since="0.17.0",
+    ),
     Defect(
         "V-07", "VLL-202", "0.13.0", (Arrive(Prompt(1, 40), 10), Arrive(Prompt(1, 40), 10)),
         Shape(num_blocks=8, prefix_caching=False),
