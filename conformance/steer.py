@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -268,6 +269,8 @@ def in_reach(
         for state, phase in PAIRS:
             if name not in packages or (state == "matched" and not tight):
                 continue  # where there is room for everyone nobody is passed over
+            if name == "same-id" and topology == "pd":
+                continue  # the legs of a request have names of their own there
             if (phase == "some ranks" and ranks == 1) or why(name, (state, phase)):
                 continue
             way = (*path(state, phase, prompt, shape), *fault(name, prompt, shape))
@@ -277,6 +280,10 @@ def in_reach(
 
 
 def rarest(wanted: Sequence[Cell], seen: Counter[str], k: int) -> Cell:
-    """The cell that was met k-th most seldom so far; of equals the first one."""
-    ranked = sorted(wanted, key=lambda cell: seen["/".join(cell)])
-    return ranked[k % len(ranked)]
+    """The cell that was met k-th most seldom so far.
+
+    Which of equals depends on all that was met. By their order the last ones would never come: in
+    most units there are more cells than moves that are steered, and each begins with none met.
+    """
+    shuffled = random.Random(seen.total()).sample(wanted, len(wanted))
+    return sorted(shuffled, key=lambda cell: seen["/".join(cell)])[k % len(wanted)]

@@ -109,6 +109,22 @@ WIDE = (
 )
 
 
+def test_what_was_met_most_seldom_is_aimed_at() -> None:
+    wanted: list[steer.Cell] = [
+        ("abort", "running", "-"), ("delay", "running", "-"), ("reset", "running", "-"),
+    ]  # fmt: skip
+    seen = Counter({"abort/running/-": 3, "reset/running/-": 1})
+    assert [steer.rarest(wanted, seen, k)[0] for k in range(4)] == [
+        "delay", "reset", "abort", "delay",
+    ]  # fmt: skip
+
+
+def test_of_what_was_never_met_each_comes_first_now_and_then() -> None:
+    wanted = steer.in_reach(frozenset(ON_THE_HOST), "store", tight=True, ranks=2)
+    first = {steer.rarest(wanted, Counter(others=n), 0) for n in range(20 * len(wanted))}
+    assert first == set(wanted)
+
+
 @pytest.mark.slow
 def test_what_no_run_of_the_reference_connector_meets_has_a_reason() -> None:
     met: Counter[str] = Counter()
