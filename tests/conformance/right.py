@@ -208,7 +208,7 @@ class PartOfABlock(InBackground):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
         more, background = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        return (more - 4, background) if more else (0, False)
+        return (more - 4, background) if more > 4 else (0, False)
 
 
 class OneTooMany(LayerByLayer):

@@ -43,7 +43,7 @@ HALF: Mapping[str, Side] = {
 
 EXAMPLES = 24
 
-RARE: Mapping[str, int] = {"KVC-406": 80, "KVC-407": 80}
+RARE: Mapping[str, int] = {"KVC-108": 80, "KVC-406": 80, "KVC-407": 80}
 """Rules that it takes longer to break."""
 
 
