@@ -246,11 +246,11 @@ class Cluster:
         assert first.then is not None
         engine, max_tokens, stop = first.then
         tokens = first.tokens
-        if not self.shape.fits(len(tokens) + max_tokens):
-            return
         if self.shape.carry:
             tokens = tuple(follow(tokens, first.identity, 1)[0])
             stop = max(1, stop - 1) if stop is not None else None
+        if not self.shape.fits(len(tokens) + max_tokens):
+            return
         name, times = f"{request}d", 1
         while name in self.arrived:  # the router sends it once more
             times += 1

@@ -67,14 +67,23 @@ class Engine:
             )
         self.session = f"{mooncake.host}:{self._engine.get_rpc_port()}"
         self._memory: list[Memory] = []  # as long as anything may touch it
+        self._closed = False
 
     def close(self) -> None:
         """Nobody reads here, or from here, any more. Calling it again does nothing."""
-        for memory in self._memory:
+        if not self._closed:
+            self._closed = True
+            for memory in self._memory:  # kept: a read that has not ended may touch it yet
+                self._engine.unregister_memory(memory.ctypes.data)
+
+    def give_back(self, memory: Memory) -> None:
+        """Nothing reads to this memory, or from it, any more."""
+        if not self._closed:
+            self._memory = [kept for kept in self._memory if kept is not memory]
             self._engine.unregister_memory(memory.ctypes.data)
 
     def memory(self, size: int) -> Memory:
-        """Memory that Mooncake may use, of ``size`` bytes, for as long as this engine lives.
+        """Memory that Mooncake may use, of ``size`` bytes, until it is given back.
 
         Raises:
             GoneError: Mooncake does not take it.
@@ -208,3 +217,9 @@ class Reader:
             self._memory = None
             raise GoneError("no bytes in time")
         return into
+
+    def close(self) -> None:
+        """Nothing is fetched any more, and no fetch is under way."""
+        if self._memory is not None:
+            self._engine.give_back(self._memory)
+            self._memory = None

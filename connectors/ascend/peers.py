@@ -192,6 +192,8 @@ class Peer:
         """What is open fails, and the threads have ended."""
         self._link.close()
         self.mover.close()
+        if self._reader is not None and self.mover.is_idle:
+            self._reader.close()
 
 
 class Peers:

@@ -19,12 +19,13 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconform.connectors.ascend.device import Device
-from kvconform.connectors.ascend.exchange import Exchange, WorkerSide
+from kvconform.connectors.ascend.exchange import Exchange
 from kvconform.connectors.ascend.link import Link
 from kvconform.connectors.ascend.mover import Thread
 from kvconform.connectors.ascend.server import StoreServer
 from kvconform.connectors.ascend.service import AddressTakenError
 from kvconform.connectors.ascend.settings import RemoteStore, Settings
+from kvconform.connectors.ascend.side import WorkerSide
 from kvconform.connectors.ascend.store import HostStore, Watcher
 from kvconform.connectors.ascend.transfers import GoneError, Transfer
 from kvconform.connectors.ascend.wire import Message, WireError, pack, store_title, unpack

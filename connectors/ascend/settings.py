@@ -131,7 +131,7 @@ class Mooncake:
         """What a ``kv_connector_extra_config`` says of it.
 
         Raises:
-            ValueError: something is missing.
+            ValueError: something is missing, or has no meaning.
         """
         if extra.get("mooncake") is None:
             return None
@@ -141,6 +141,11 @@ class Mooncake:
             raise ValueError(
                 "kv_connector_extra_config['mooncake'] needs 'allow_remote': its ports are open to "
                 "every machine, and ask for no token"
+            )
+        if extra["mooncake"] not in ("tcp", "rdma"):  # Mooncake takes others for "tcp"
+            raise ValueError(
+                "kv_connector_extra_config['mooncake'] must be 'tcp' or 'rdma', got "
+                f"{extra['mooncake']!r}"
             )
         host = extra.get("mooncake_host") or urlsplit(peers.address).hostname or cls.host
         return cls(str(extra["mooncake"]), str(host))

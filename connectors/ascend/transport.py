@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kvconform.connectors.ascend.device import Device
-from kvconform.connectors.ascend.exchange import Exchange, WorkerSide
+from kvconform.connectors.ascend.exchange import Exchange
 from kvconform.connectors.ascend.metadata import Source
 from kvconform.connectors.ascend.mover import AtOnce, carry_out, mover_for
 from kvconform.connectors.ascend.remote import connect
 from kvconform.connectors.ascend.settings import Settings
+from kvconform.connectors.ascend.side import WorkerSide
 from kvconform.connectors.ascend.store import HostStore, Watcher
 from kvconform.connectors.ascend.transfers import Outcome, Transfer
 

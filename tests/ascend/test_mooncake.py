@@ -53,6 +53,9 @@ class StandIn(Engine):
     def close(self) -> None:
         """Nothing has been registered."""
 
+    def give_back(self, memory: Memory) -> None:
+        self.given.remove(memory)
+
     def memory(self, size: int) -> Memory:
         self.given.append(np.zeros(size, np.uint8))
         return self.given[-1]
@@ -122,6 +125,17 @@ class TestReader:
                 reader.fetch("there", place.ctypes.data, 8, 0.0)
             assert len(engine.given) == count
         assert not reader.session
+
+    def test_it_gives_its_memory_back(self) -> None:
+        engine = StandIn()
+        reader = Reader(engine, 8)
+        reader.close()
+        place = np.full(8, 7, np.uint8)
+        reader.fetch("there", place.ctypes.data, 8, 0.0)
+        assert len(engine.given) == 1
+        for _ in range(2):
+            reader.close()
+            assert engine.given == []
 
     @pytest.mark.parametrize("size", [0, 9])
     def test_more_than_a_slot_holds_is_not_believed(self, size: int) -> None:
@@ -240,11 +254,15 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("extra", "complaint"),
-        [({}, "needs a 'token'"), ({"token": "secret"}, "needs 'allow_remote'")],
+        [
+            ({}, "needs a 'token'"),
+            ({"token": "secret"}, "needs 'allow_remote'"),
+            ({"token": "secret", **OPEN, "mooncake": "pigeon"}, "'tcp' or 'rdma', got 'pigeon'"),
+        ],
     )
     def test_what_is_missing_is_named(self, extra: dict[str, Any], complaint: str) -> None:
         with pytest.raises(ValueError, match=complaint):
-            self.read(mooncake="tcp", **extra)
+            self.read(**{"mooncake": "tcp"} | extra)
 
     def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mooncake.engine", None)
@@ -302,3 +320,15 @@ class TestReal:
                 other.session, secret.ctypes.data, engine.memory(8), time.monotonic() + LIMIT
             )
         other.close()
+
+    def test_memory_that_was_given_back(self, engine: Engine) -> None:
+        other = Engine(TCP)
+        memory = other.memory(8)
+        into = engine.memory(8)
+        until = time.monotonic() + LIMIT
+        assert engine.read(other.session, memory.ctypes.data, into, until)
+        other.give_back(memory)
+        with pytest.raises(GoneError, match="could not read"):
+            engine.read(other.session, memory.ctypes.data, into, until)
+        for _ in range(2):
+            other.close()
