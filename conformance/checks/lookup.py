@@ -158,12 +158,20 @@ class NoneResolves(_LookupCheck):
 
     rule = "KVC-106"
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._asked: dict[str, int] = {}  # in which step, the last time
+
     def looked_up(self, event: Event, facts: Facts, promised: int | None, is_async: bool) -> None:
         self.reached += facts.deferred
+        self._asked[facts.name] = event.step
 
     def on_left(self, event: Event) -> None:
         facts = self.ledger.requests.get(event.request or "")
-        if event.data["what"] == "request" and facts is not None and facts.deferred:
+        if event.data["what"] != "request" or facts is None or not facts.deferred:
+            return
+        # Else vLLM is stuck with someone else, and has not come to ask again.
+        if self._asked[facts.name] == event.step:
             self.fail(
                 event,
                 "deferred for ever",

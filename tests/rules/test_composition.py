@@ -23,6 +23,7 @@ from kvconform.scenario.actions import (
     Abort,
     Action,
     Arrive,
+    Busy,
     Corrupt,
     Fail,
     Forget,
@@ -188,6 +189,20 @@ def test_who_failed_to_load_reserves_its_blocks_against_itself() -> None:
     found = play(ASCEND, Scenario(shape, actions)).violation
     reserves = vllm_version() == "0.32.0"
     assert (found is not None and found.fingerprint.rule == "VLL-701") or not reserves
+
+
+def test_who_is_not_asked_again_is_not_put_off_by_the_connector() -> None:
+    # The last one was put off once, and stands behind one that reserves its blocks against itself.
+    actions = (
+        Fail(2), Arrive(Prompt(0, 16, tail=15)), Step(), Step(1, 1), Arrive(Prompt(0, 16, tail=16)),
+        Busy(), Arrive(Prompt(0, 31, tail=17, answer=15)), Step(3), Step(1, 1),
+    )  # fmt: skip
+    shape = Shape(num_blocks=14, topology="pd", engines=2, drafts=1)
+    found = play(MULTI, Scenario(shape, actions)).violation
+    assert found is None or found.fingerprint.rule == "VLL-701"
+    if vllm_version() == "0.32.0":
+        assert found is not None
+        assert found.request == "r0d"  # it is stuck, and it is vLLM's
 
 
 RULES = {"KVC-805", "KVC-806", "KVC-807"}
